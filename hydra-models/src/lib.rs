@@ -9,7 +9,8 @@
 //! and [`cnn::chain`] for tests and first steps. [`family`] finds the model of a name or directory. [`lora`] adds
 //! adapters to a frozen model. [`objective`] holds what classifiers are trained for. [`data`] and [`tokenizer`] make
 //! token blocks from texts and examples from instruction
-//! data. [`ops`] holds the operations with a hand-written backward pass. [`weights`] saves and loads any chain.
+//! data. [`ops`] holds the operations with a hand-written backward pass. [`weights`] saves and loads any chain, and [`gguf`] writes
+//! language models for llama.cpp.
 //!
 //! ```
 //! use hydra_models::gpt2::{self, Gpt2Config};
@@ -32,6 +33,7 @@ pub mod decoder;
 pub mod encoder;
 mod error;
 pub mod family;
+pub mod gguf;
 pub mod gpt2;
 pub mod lora;
 pub mod mlp;

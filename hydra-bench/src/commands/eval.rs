@@ -10,8 +10,9 @@ use crate::terminal::{Measure, Outcome, Score, Show, Usage, percent, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use hydra_engine::{EngineError, EvaluationTask};
-use hydra_models::data::{Split, WithReference};
+use hydra_core::{ByteSize, Chain};
+use hydra_engine::{EngineError, Evaluation, EvaluationTask};
+use hydra_models::data::{Content, Split, WithReference};
 use hydra_models::lora::Base;
 use hydra_models::objective::PreferenceLoss;
 use serde_json::json;
@@ -60,21 +61,9 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     if let Some(pairs) = reference {
         score(&model, &pairs, &adapters, (&devices, &spec, args.batch), around)?;
     }
-    let mut orchestrator = orchestrator(&devices, spec.dtype, spec.seed, around)?;
-    let kept = memory.keep_largest();
-    orchestrator.keep_host_memory(kept);
-    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
-    let orchestrator = match &around.control {
-        Some(control) => orchestrator.stop_flag(control.stop_flag()),
-        None => orchestrator,
-    };
-    around.print_note_of_others();
-    let registrar = around.registrar(&devices, "hydra eval");
-    let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
     let chain = model.evaluated(&adapters)?;
-    let (batch, seed) = (args.batch, spec.seed);
-    let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed });
-    let result = result.map_err(|error| explain(error, &spec))?;
+    let kept = memory.keep_largest();
+    let result = evaluated((&devices, &spec), around, ("hydra eval", kept), (chain, data, args.batch))?;
     if args.json {
         let mut json = serde_json::to_value(&result)?;
         json[unit] = json!(units);
@@ -122,6 +111,28 @@ fn items(spec: &ModelSettings) -> &'static str {
         (Some(TaskName::Preference | TaskName::Reward), _) => "pairs",
         _ => "texts",
     }
+}
+
+/// Evaluates a chain on data in batches of this size, on the devices of the settings. The run of this name keeps some host
+/// memory for decoding images.
+pub(super) fn evaluated(
+    (devices, spec): (&DeviceSettings, &ModelSettings),
+    around: &Environment,
+    (name, kept): (&str, ByteSize),
+    (chain, data, batch): (Arc<Chain>, Arc<dyn Content>, usize),
+) -> Result<Evaluation> {
+    let mut orchestrator = orchestrator(devices, spec.dtype, spec.seed, around)?;
+    orchestrator.keep_host_memory(kept);
+    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
+    let orchestrator = match &around.control {
+        Some(control) => orchestrator.stop_flag(control.stop_flag()),
+        None => orchestrator,
+    };
+    around.print_note_of_others();
+    let registrar = around.registrar(devices, name);
+    let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
+    let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed: spec.seed });
+    result.map_err(|error| explain(error, spec))
 }
 
 /// The unit of texts.

@@ -4,16 +4,16 @@ use super::labelled::{LabelReader, task_type};
 use super::pairs::{PairReader, check_settings};
 use super::splits::{
     NAMES, Splits, context_of, counted, note_of_cut, note_of_merged, note_of_parts, note_of_sharegpt,
-    note_of_unread, note_of_unused, notes_of_unread,
+    note_of_truncated, note_of_unread, note_of_unused, notes_of_unread,
 };
 use crate::settings::{ModelSettings, TaskName};
 use crate::terminal::Usage;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use hydra_core::{Dataset, FirstItems};
 use hydra_models::data::{
-    Column, Content, Context, Corpus, DecodeMemory, ExampleFiles, ImageSource, LabelledFiles, LossOn,
-    Packing, PreferenceFiles, Preprocessor, Records, Split, TokenForm, TokenSource, TokenSplits,
-    WithReference,
+    Column, Content, Context, Corpus, DecodeMemory, ExampleFiles, ImageSource, InputRows, LabelledFiles,
+    LossOn, Packing, PreferenceFiles, Preprocessor, Records, ScoredRows, Split, TokenForm, TokenSource,
+    TokenSplits, WithReference,
 };
 use hydra_models::family::{Model, Reads, TaskType};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
@@ -209,6 +209,28 @@ impl TokenReader {
             notes,
             references: Vec::new(),
         })
+    }
+
+    /// Reads rows to score.
+    pub(super) fn rows(&self, rows: &InputRows, model: &dyn Model) -> Result<(ScoredRows, Vec<String>)> {
+        if self.pack {
+            bail!(Usage::new("--pack applies to training data, and each row is scored by itself: omit it"));
+        }
+        let conventions = Conventions::load(&self.tokenizer, model.directory())?;
+        let Self { tokenizer, vocabulary, context, loss_on, .. } = self;
+        let (vocabulary, context, loss_on) = (*vocabulary, *context, *loss_on);
+        let form =
+            TokenForm { tokenizer, conventions: &conventions, context, vocabulary, loss_on, pack: false };
+        let scored = rows.examples(&form)?;
+        let (name, tally) = (rows.path().display().to_string(), &scored.tally);
+        let notes = [
+            note_of_alpaca(&name, tally.alpaca),
+            note_of_sharegpt(&name, tally.sharegpt),
+            note_of_merged(&name, tally.merged),
+            note_of_truncated((&name, "text"), scored.cut, "", context.example, self.positions),
+        ];
+        let notes = notes.into_iter().flatten().chain(tally.remarks.notes()).collect();
+        Ok((scored, notes))
     }
 
     /// Returns the notes on unused parts of the examples.

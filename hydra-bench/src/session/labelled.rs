@@ -1,14 +1,17 @@
 //! Reads texts with labels for a sequence classifier.
 
 use super::splits::{
-    NAMES, Splits, context_of, note_of_cut, note_of_parts, note_of_unread, note_of_unused, notes_of_unread,
+    NAMES, Splits, context_of, note_of_cut, note_of_parts, note_of_truncated, note_of_unread, note_of_unused,
+    notes_of_unread,
 };
 use crate::settings::{ModelSettings, TaskName};
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result};
 use hydra_models::ModelError;
-use hydra_models::data::{Column, LabelForm, LabelledFiles, LossOn, Split};
-use hydra_models::family::{Labels, Model, Reads, TaskType};
+use hydra_models::data::{
+    Column, Content as _, InputRows, LabelForm, LabelledFiles, LabelledTexts, LossOn, Split, unlabelled,
+};
+use hydra_models::family::{Classes, Labels, Model, Reads, TaskType};
 use hydra_models::lora::AdapterDir;
 use hydra_models::objective::ProblemType;
 use hydra_models::tokenizer::Tokenizer;
@@ -95,6 +98,54 @@ impl LabelReader {
             expected: classes.names(),
             found: labels.names.clone(),
         })
+    }
+
+    /// Makes the model the classifier that its files and the adapters are, without labels of data, and returns its labels. The
+    /// problem type is the given one, or that of the head; several outputs of an unknown meaning are classes.
+    pub(super) fn as_trained(&self, model: &mut dyn Model) -> Result<Labels> {
+        let head = model.head().filter(|head| head.is_classifier());
+        let own = head.map(|head| head.classes().names());
+        let of_adapter = |adapter: &AdapterDir| {
+            let counted = || adapter.outputs().map(Classes::numbered);
+            adapter.classes().cloned().or_else(|| if own.is_none() { counted() } else { None })
+        };
+        let names = self.adapter.as_ref().and_then(of_adapter).map(|classes| classes.names()).or(own);
+        let names = names.with_context(|| {
+            let place = model
+                .directory()
+                .map_or_else(|| "the model".to_owned(), |dir| format!("`{}`", dir.display()));
+            format!(
+                "{place} has no classifier: pass a model that is one, or --adapter with the adapters of one"
+            )
+        })?;
+        let known = self.problem.or_else(|| self.adapter.as_ref()?.problem());
+        let problem = known.unwrap_or(match names.len() {
+            1 => ProblemType::Regression,
+            _ => ProblemType::SingleLabelClassification,
+        });
+        let labels = Labels { problem, names };
+        model.classify(&labels)?;
+        Ok(labels)
+    }
+
+    /// Reads rows to classify for a model that [is a classifier](Self::as_trained).
+    pub(super) fn rows(&self, rows: &InputRows, model: &dyn Model) -> Result<(LabelledTexts, Vec<String>)> {
+        let form = LabelForm {
+            tokenizer: &self.tokenizer,
+            context: self.context,
+            vocabulary: self.vocabulary,
+            padding: model.padding(),
+            token_types: model.has_token_types(),
+            numbers: &[],
+            outputs: model.classes().map_or(0, |classes| classes.count()),
+        };
+        let texts = unlabelled(rows, &form)?;
+        let (name, cut) = (rows.path().display().to_string(), texts.cut_by(self.context));
+        let cut = note_of_truncated((&name, "text"), cut, "", self.context, self.positions);
+        // Adapters have the weights of the head that the model's files do not have.
+        let of_model = model.notes().into_iter().filter(|_| self.adapter.is_none());
+        let of_model = of_model.map(|note| format!("note: {note}"));
+        Ok((texts, cut.into_iter().chain(of_model).collect()))
     }
 
     /// Opens rows with labels.

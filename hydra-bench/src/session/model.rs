@@ -3,15 +3,18 @@
 use super::data::{Data, Reader};
 use super::origin;
 use super::pairs::{self, PairObjective};
+use super::predict::Predicts;
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
-use hydra_models::data::{Content, DecodeMemory, Split, WithReference};
-use hydra_models::family;
+use hydra_models::data::{Content, DecodeMemory, InputRows, Split, WithReference};
+use hydra_models::family::{self, Labels};
+use hydra_models::gguf::{GgufType, GgufWriter};
 use hydra_models::lora::{AdapterDir, AdapterWriter, Lora, MergedWriter, Plan};
-use hydra_models::tokenizer::TokenizerWriter;
-use hydra_models::weights::SavedType;
+use hydra_models::objective::Predictions;
+use hydra_models::tokenizer::{Tokenizer, TokenizerWriter};
+use hydra_models::weights::{SaveForm, SavedType};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,6 +30,8 @@ pub(crate) struct Model {
     objective: Option<PairObjective>,
     /// The memory for decoding images.
     memory: Arc<DecodeMemory>,
+    /// Whether evaluations return the outputs of items.
+    predicts: bool,
 }
 
 impl Model {
@@ -41,7 +46,8 @@ impl Model {
         model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
         let reader = Reader::new(model.as_ref(), spec, memory)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
-        Ok(Self { model, name, dtype: spec.dtype, train, reader, objective, memory: memory.clone() })
+        let (memory, predicts) = (memory.clone(), false);
+        Ok(Self { model, name, dtype: spec.dtype, train, reader, objective, memory, predicts })
     }
 
     /// Takes the classes of a classifier of texts from the adapters of the settings, if there are any.
@@ -50,6 +56,48 @@ impl Model {
             reader.take_classes(AdapterDir::open(adapter)?);
         }
         Ok(())
+    }
+
+    /// Makes a classifier of texts what its files and the adapters of the settings are, without labels of data. Returns its
+    /// labels.
+    pub(crate) fn as_trained(&mut self, adapters: &AdapterSettings) -> Result<Option<Labels>> {
+        self.take_classes(adapters)?;
+        match &self.reader {
+            Reader::Labelled(reader) => reader.as_trained(self.model.as_mut()).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads rows to predict for and prints the notes on them. Chains built from now on return the outputs of items.
+    pub(crate) fn rows(
+        &mut self,
+        rows: &InputRows,
+        adapters: &AdapterSettings,
+    ) -> Result<(Arc<dyn Content>, Predicts)> {
+        let labels = self.as_trained(adapters)?;
+        let (model, predicts) = (self.model.as_ref(), &mut self.predicts);
+        *predicts = true;
+        let (data, predicts, notes): (Arc<dyn Content>, _, _) = match (&self.reader, labels) {
+            (Reader::Labelled(reader), Some(labels)) => {
+                let (texts, notes) = reader.rows(rows, model)?;
+                (Arc::new(texts), Predicts::Labels(labels), notes)
+            }
+            (Reader::Tokens(reader), _) => {
+                let (scored, notes) = reader.rows(rows, model)?;
+                (Arc::new(scored.data), Predicts::Tokens(scored.targets), notes)
+            }
+            _ => bail!(Usage::new(format!(
+                "`{}` reads images, and `hydra predict` reads rows of texts: pass a model that reads texts",
+                self.name
+            ))),
+        };
+        notes.iter().for_each(|note| tell(note));
+        Ok((data, predicts))
+    }
+
+    /// Returns whether it has weight files.
+    pub(crate) fn has_weights(&self) -> bool {
+        !self.model.files().is_empty()
     }
 
     /// Returns whether it is a classifier of texts.
@@ -141,21 +189,59 @@ impl Model {
         if self.model.is_quantized() && adapters.adapter.is_none() && rank.is_none() {
             return Err(quantized(&self.name).into());
         }
-        let (trained, plan) = self.build(adapters, rank, save)?;
+        let (trained, plan) = self.build(adapters, rank, Form::of(save))?;
         plan.map_or(Ok(()), |plan| plan.check_trainable())?;
         Ok(trained)
     }
 
     /// Returns the model for evaluation, with the adapters of the settings.
     pub(crate) fn evaluated(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
-        Ok(self.build(adapters, None, None)?.0.chain)
+        Ok(self.build(adapters, None, Form::of(None))?.0.chain)
+    }
+
+    /// Returns the model as it is stored, with a writer of it: with the adapters of the settings merged, or of these adapters
+    /// alone. Weights are written in the type `save`, by default that of their files, and files have at most `shard_bytes`.
+    pub(crate) fn exported(
+        &self,
+        adapters: &AdapterSettings,
+        save: Option<SavedType>,
+        shard_bytes: u64,
+    ) -> Result<Trained> {
+        Ok(self.build(adapters, None, Form { save, shard_bytes })?.0)
+    }
+
+    /// Returns the model as it is stored with a writer of a GGUF file of this name, with the adapters of the settings merged.
+    /// Matrices are written in the type `dtype`, by default that of the model's files. Prints notes on the model.
+    pub(crate) fn for_gguf(
+        &self,
+        adapters: &AdapterSettings,
+        dtype: Option<GgufType>,
+        file: &str,
+    ) -> Result<(Arc<Chain>, Arc<dyn ModelWriter>, GgufType)> {
+        let failed = || format!("the model `{}` could not be built", self.name);
+        let dtype = dtype.map_or_else(|| SavedType::of_files(&self.model.files()).map(Into::into), Ok)?;
+        let tokenizer = self.reader.tokenizer();
+        let writer = |model: &dyn family::Model| -> Result<Arc<dyn ModelWriter>> {
+            // Models without a tokenizer read no texts, which their layout refuses.
+            let writer = GgufWriter::new(model, tokenizer.unwrap_or(&Tokenizer::Bytes), dtype, file)?;
+            writer.notes().iter().for_each(|note| tell(&format!("note: {note}")));
+            Ok(Arc::new(writer))
+        };
+        let model = self.model.as_ref();
+        let Some(adapter) = adapters.adapter.as_ref().map(AdapterDir::open).transpose()? else {
+            return Ok((Arc::new(model.chain().with_context(failed)?), writer(model)?, dtype));
+        };
+        let lora = adapter.lora().clone();
+        let merged = MergedWriter::with(model, lora.clone(), writer)?;
+        let chain = model.adapted(&lora, Some(adapter)).with_context(failed)?;
+        Ok((Arc::new(chain), Arc::new(merged), dtype))
     }
 
     fn build(
         &self,
         adapters: &AdapterSettings,
         rank: Option<usize>,
-        save: Option<SavedType>,
+        Form { save, shard_bytes }: Form,
     ) -> Result<(Trained, Option<Plan>)> {
         let failed = || format!("the model `{}` could not be built", self.name);
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
@@ -169,10 +255,11 @@ impl Model {
             (_, false) => self.model.files(),
         };
         let saved = save.map_or_else(|| SavedType::of_files(&files), Ok)?;
+        let form = SaveForm { dtype: saved, shard_bytes };
         let Some(lora) = lora else {
             let chain = training(self.model.chain().with_context(failed)?, &self.train)?;
             let elements = elements(&chain, |_| true);
-            return Ok((self.with(chain, self.model.writer(saved), saved, elements)?, None));
+            return Ok((self.with(chain, self.model.writer(form), saved, elements)?, None));
         };
         let model = self.model.as_ref();
         let chain = model.adapted(&lora, adapter.clone()).with_context(failed)?;
@@ -183,7 +270,7 @@ impl Model {
         let (writer, elements): (Arc<dyn ModelWriter>, u64) = match adapters.merge {
             true => {
                 let merged = elements(&chain, |_| true) - own;
-                (Arc::new(MergedWriter::new(model, lora, saved)?), merged)
+                (Arc::new(MergedWriter::new(model, lora, form)?), merged)
             }
             false => {
                 let writer = AdapterWriter::new(model, lora).saved_as(saved);
@@ -205,7 +292,9 @@ impl Model {
             Some(objective) => objective.on(chain)?,
             None => chain,
         };
-        let (chain, writer) = (Arc::new(chain.with_float_type(self.dtype)), self.with_tokenizer(writer));
+        let chain = chain.with_float_type(self.dtype);
+        let chain = if self.predicts { Predictions::of(chain)? } else { chain };
+        let (chain, writer) = (Arc::new(chain), self.with_tokenizer(writer));
         Ok(Trained { chain, writer, saved, model_bytes })
     }
 
@@ -297,6 +386,17 @@ impl Model {
 
 /// A split, and the split again if it has the log-probabilities of a reference.
 pub(crate) type ReadSplit = (Arc<dyn Content>, Option<Arc<WithReference>>);
+/// How a model is written: the type of its weights, by default that of its files, and the bytes that a file may have.
+struct Form {
+    save: Option<SavedType>,
+    shard_bytes: u64,
+}
+
+impl Form {
+    fn of(save: Option<SavedType>) -> Self {
+        Self { save, shard_bytes: u64::MAX }
+    }
+}
 
 /// A model built for training.
 pub(crate) struct Trained {

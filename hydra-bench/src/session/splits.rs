@@ -86,13 +86,23 @@ pub(super) fn note_of_cut(
     context: usize,
     positions: usize,
 ) -> Option<String> {
-    let Cut { examples, tokens, of_examples, of_tokens, longest } = splits.cut;
     let skipped = match splits.skipped {
         0 => String::new(),
         1 => "; 1 example is skipped because no loss targets remain".to_owned(),
         more => format!("; {more} examples are skipped because no loss targets remain"),
     };
     let what = if splits.items == "examples" || splits.items == "rows" { "example" } else { "text" };
+    note_of_truncated((name, what), splits.cut, &skipped, context, positions)
+}
+
+/// Returns the note on texts, or examples, that are truncated to a context, with the context that would keep them.
+pub(super) fn note_of_truncated(
+    (name, what): (&str, &str),
+    Cut { examples, tokens, of_examples, of_tokens, longest }: Cut,
+    skipped: &str,
+    context: usize,
+    positions: usize,
+) -> Option<String> {
     let keeps = match longest <= positions {
         true => format!("--context {longest} keeps all tokens"),
         false if context < positions => {

@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_models::ModelError;
+use hydra_models::family::TaskType;
 use hydra_models::lora::{AdapterDir, Base, Lora, Targets};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -139,6 +140,12 @@ impl AdapterSettings {
             ..Lora::default()
         }
     }
+}
+
+/// Returns whether the adapters of the settings are those of a classifier of texts.
+pub(crate) fn classifies(adapters: &AdapterSettings) -> Result<bool> {
+    let Some(adapter) = &adapters.adapter else { return Ok(false) };
+    Ok(AdapterDir::open(adapter)?.task_type() == Some(TaskType::SequenceClassification))
 }
 
 /// If `--model` names a directory of adapters, sets the model to their base model and `adapter` to the directory.

@@ -106,9 +106,20 @@ impl Chain {
     ///
     /// # Errors
     /// Metrics without names of their own.
-    pub fn with_objective(mut self, objective: impl Objective + 'static) -> Result<Self, CoreError> {
-        builder::check_metrics(&self.name, &objective)?;
-        let objective: Arc<dyn Objective> = Arc::new(objective);
+    pub fn with_objective(self, objective: impl Objective + 'static) -> Result<Self, CoreError> {
+        self.map_objective(|_| Arc::new(objective))
+    }
+
+    /// Replaces the objective by the one that `map` makes of it, for example to evaluate the chain by other figures.
+    ///
+    /// # Errors
+    /// Metrics without names of their own.
+    pub fn map_objective(
+        mut self,
+        map: impl FnOnce(Arc<dyn Objective>) -> Arc<dyn Objective>,
+    ) -> Result<Self, CoreError> {
+        let objective = map(Arc::clone(&self.objective));
+        builder::check_metrics(&self.name, objective.as_ref())?;
         if let Some(ChainLayer { name, params, frozen, layer, .. }) = self.layers.pop() {
             let layer = layer.with_objective(Arc::clone(&objective));
             self.layers.push(ChainLayer { name, params, frozen, cost_key: layer.cost_key(), layer });

@@ -40,6 +40,11 @@ pub trait Objective: Debug + Send + Sync {
         sums.iter().map(|sum| sum / loss_targets.max(1) as f64).collect()
     }
 
+    /// Returns whether evaluations also return the rows of their items, for predictions. The default is false.
+    fn keeps_rows(&self) -> bool {
+        false
+    }
+
     /// Returns whether the loss is the mean cross-entropy of predicted tokens in natural logarithms. Evaluations then
     /// also report the perplexity, `exp(loss)`.
     fn is_language_model(&self) -> bool {

@@ -23,8 +23,8 @@ pub struct Evaluation {
     /// ([`TrainSpec::metric`](hydra_core::TrainSpec::metric)).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selected_by: Option<Metric>,
-    /// The rows of the objective's [measures](hydra_core::Measures), one item after the other, in the order of the dataset.
-    /// They are not saved: an evaluation that is read has none.
+    /// The rows of all items, one item after the other, if the objective [keeps](hydra_core::Objective::keeps_rows) them.
+    /// Reports and checkpoints do not have them.
     #[serde(skip)]
     pub rows: Vec<f32>,
 }
@@ -111,7 +111,7 @@ impl Sums {
             loss_targets: self.loss_targets,
             metrics: metrics.collect(),
             selected_by: selected_by(chain, spec),
-            rows: self.rows.clone(),
+            rows: if chain.objective().keeps_rows() { self.rows.clone() } else { Vec::new() },
         })
     }
 }

@@ -115,7 +115,7 @@ fn write_dequantized(base: &Path, out: &Path) {
         values
     };
     let values = Values(chain.buffers().iter().enumerate().map(values).collect());
-    model.writer(SavedType::F32).write(&chain, &values, out).expect("a model");
+    model.writer(SavedType::F32.into()).write(&chain, &values, out).expect("a model");
 }
 
 fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
@@ -233,7 +233,7 @@ fn values_that_cannot_be_quantized_fail_the_task() {
         values
     };
     let values = Values(chain.buffers().iter().enumerate().map(values).collect());
-    model.writer(SavedType::F32).write(&chain, &values, dir.path()).expect("a model");
+    model.writer(SavedType::F32.into()).write(&chain, &values, dir.path()).expect("a model");
     let report = Settings::default().run(task(
         "a",
         &adapted(dir.path(), "llama-layers", Base::Nf4, FloatType::F32),

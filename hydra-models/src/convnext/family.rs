@@ -5,7 +5,7 @@ use super::{ConvNextConfig, ConvNextDir, ConvNextWriter, chain, hf_name};
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
 use crate::lora::{AdapterDir, Lora, Plan};
-use crate::weights::SavedType;
+use crate::weights::SaveForm;
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ impl Model for ConvNext {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
         let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
         Arc::new(ConvNextWriter::new(self.config.clone()).with_source(source).saved_as(saved))
     }

@@ -30,6 +30,12 @@ pub enum DataError {
     /// A compressed file.
     #[error("`{path}` is compressed in an unsupported format: unpack it with `{unpack} {path}` and pass the unpacked file", path = path.display())]
     Compressed { path: PathBuf, unpack: &'static str },
+    /// A file whose name is not that of a row file.
+    #[error(
+        "`{path}` is not a file of rows: expected FILE.jsonl, .json, .csv, .tsv or .parquet",
+        path = path.display()
+    )]
+    NotRows { path: PathBuf },
     /// A row file without rows.
     #[error("`{path}` has no rows: add some, or remove the file", path = path.display())]
     NoRows { path: PathBuf },

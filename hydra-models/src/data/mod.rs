@@ -27,12 +27,12 @@ pub use blocks::{BlockSpec, TokenBlocks};
 pub use corpus::{Corpus, CorpusKind, Split};
 pub use error::{DataError, RowPosition};
 pub use examples::{
-    Column, ColumnError, Conversation, Counts, ExampleError, ExampleFiles, Examples, LossOn, Packing, Record,
-    Remarks, Tally,
+    Column, ColumnError, Conversation, Counts, ExampleError, ExampleFiles, Examples, InputRows, LossOn,
+    Packing, Record, Remarks, ScoredRows, Tally,
 };
 pub use folders::{HeldOut, Unread};
 pub use images::{DecodeMemory, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor};
-pub use labels::{LabelForm, LabelledFiles, LabelledTexts};
+pub use labels::{LabelForm, LabelledFiles, LabelledTexts, unlabelled};
 pub use preferences::{PairForm, PreferenceFiles, PreferencePairs, WithReference};
 pub use records::Records;
 pub use source::{Content, Context, Cut, TokenForm, TokenSource, TokenSplits};

@@ -4,8 +4,9 @@ use super::presets::PRESETS;
 use super::{DecoderConfig, DecoderDir, DecoderWriter, chain, first_row, hf_name, layers};
 use crate::ModelError;
 use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
+use crate::gguf::{self, GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::{ParamSource, SavedType};
+use crate::weights::{ParamSource, SaveForm};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -101,7 +102,7 @@ impl Model for Decoder {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
         let from = |weights: &DecoderDir| DecoderWriter::from(weights);
         let fresh = || DecoderWriter::new(self.config.clone());
         Arc::new(self.weights.as_ref().map_or_else(fresh, from).saved_as(saved))
@@ -124,6 +125,10 @@ impl Model for Decoder {
         }
         let weights = self.weights.clone().map(DecoderDir::untied);
         Some(Box::new(Self { config: self.config.untied(), weights }))
+    }
+
+    fn gguf(&self) -> Result<GgufLayout, GgufError> {
+        gguf::of_decoder(&self.config)
     }
 
     fn adapting(&self) -> Adapting {

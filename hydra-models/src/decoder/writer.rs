@@ -1,7 +1,7 @@
 //! Writes a decoder in the format of Transformers.
 
 use super::{DecoderConfig, DecoderDir, hf_name};
-use crate::weights::{Export, SavedType};
+use crate::weights::{Export, SaveForm, SavedType};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError};
 use std::path::{Path, PathBuf};
 
@@ -12,18 +12,18 @@ use std::path::{Path, PathBuf};
 pub struct DecoderWriter {
     config: DecoderConfig,
     source: Option<PathBuf>,
-    saved: SavedType,
+    saved: SaveForm,
 }
 
 impl DecoderWriter {
     /// A writer of a model without a source directory.
     pub fn new(config: DecoderConfig) -> Self {
-        Self { config, source: None, saved: SavedType::F32 }
+        Self { config, source: None, saved: SavedType::F32.into() }
     }
 
-    /// Sets the data type of the weights.
-    pub fn saved_as(self, saved: SavedType) -> Self {
-        Self { saved, ..self }
+    /// Sets the data type of the weights, or how they are written.
+    pub fn saved_as(self, saved: impl Into<SaveForm>) -> Self {
+        Self { saved: saved.into(), ..self }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::ModelError;
 use crate::family::supported::refuse;
 use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, TaskType, classify};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::{ParamSource, SavedType, in_file};
+use crate::weights::{ParamSource, SaveForm, in_file};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -108,7 +108,7 @@ impl Model for Encoder {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
         let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
         Arc::new(EncoderWriter::new(self.config.clone()).with_source(source).saved_as(saved))
     }
@@ -170,6 +170,7 @@ mod tests {
     use super::*;
     use crate::lora::{AdapterWriter, MergedWriter};
     use crate::objective::ProblemType;
+    use crate::weights::SavedType;
     use crate::weights::WEIGHTS;
     use crate::weights::testing::ParamBuffers;
     use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
@@ -193,7 +194,7 @@ mod tests {
         model.classify(&labels(&["no", "yes"])).unwrap();
         let chain = model.chain().unwrap();
         let buffers = ParamBuffers::of(&chain, 7);
-        model.writer(SavedType::F32).write(&chain, &buffers, dir.path()).unwrap();
+        model.writer(SavedType::F32.into()).write(&chain, &buffers, dir.path()).unwrap();
         (dir, buffers)
     }
 
@@ -249,7 +250,10 @@ mod tests {
             let error = model.classify(&labels(&["yes", "never"])).unwrap_err().to_string();
             assert!(error.contains("no, yes") && error.contains("yes, never"), "{error}");
             let again = TempDir::new().unwrap();
-            model.writer(SavedType::F32).write(&model.chain().unwrap(), &buffers, again.path()).unwrap();
+            model
+                .writer(SavedType::F32.into())
+                .write(&model.chain().unwrap(), &buffers, again.path())
+                .unwrap();
             let file = |dir: &TempDir, name: &str| fs::read(dir.path().join(name)).unwrap();
             assert_eq!(file(&dir, WEIGHTS), file(&again, WEIGHTS), "{kind}");
             let json = |dir| -> Value { serde_json::from_slice(&file(dir, "config.json")).unwrap() };

@@ -1,7 +1,7 @@
 //! Writes an encoder in the format of Transformers.
 
 use super::{EncoderConfig, EncoderDir};
-use crate::weights::{CONFIG, Export, SavedType, failed};
+use crate::weights::{CONFIG, Export, SaveForm, SavedType, failed};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 pub struct EncoderWriter {
     config: EncoderConfig,
     source: Option<PathBuf>,
-    saved: SavedType,
+    saved: SaveForm,
 }
 
 impl EncoderWriter {
     /// A writer of a model without a source directory.
     pub fn new(config: EncoderConfig) -> Self {
-        Self { config, source: None, saved: SavedType::F32 }
+        Self { config, source: None, saved: SavedType::F32.into() }
     }
 
     /// Sets the directory that the model was loaded from, whose other files are copied.
@@ -27,9 +27,9 @@ impl EncoderWriter {
         Self { source, ..self }
     }
 
-    /// Sets the data type of the weights.
-    pub fn saved_as(self, saved: SavedType) -> Self {
-        Self { saved, ..self }
+    /// Sets the data type of the weights, or how they are written.
+    pub fn saved_as(self, saved: impl Into<SaveForm>) -> Self {
+        Self { saved: saved.into(), ..self }
     }
 }
 

@@ -51,7 +51,7 @@ fn set(key: &Option<Value>) -> Option<&Value> {
 
 impl ProblemType {
     /// The value of `problem_type`.
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Regression => "regression",
             Self::SingleLabelClassification => "single_label_classification",
@@ -59,7 +59,8 @@ impl ProblemType {
         }
     }
 
-    fn named(name: &Value) -> Option<Self> {
+    /// The problem type of this name.
+    pub(crate) fn named(name: &Value) -> Option<Self> {
         let all = [Self::Regression, Self::SingleLabelClassification, Self::MultiLabelClassification];
         all.into_iter().find(|problem| name == problem.name())
     }
@@ -426,7 +427,7 @@ mod tests {
     /// Writes a model of this seed.
     fn write(model: &dyn Model, seed: u64, dir: &Path) {
         let chain = model.chain().unwrap();
-        model.writer(SavedType::F32).write(&chain, &ParamBuffers::of(&chain, seed), dir).unwrap();
+        model.writer(SavedType::F32.into()).write(&chain, &ParamBuffers::of(&chain, seed), dir).unwrap();
     }
 
     fn load(dir: &Path) -> Box<dyn Model> {

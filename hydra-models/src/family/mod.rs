@@ -26,8 +26,9 @@ pub(crate) use classifier::{ClassifierWeights, classify};
 pub use hub::directory;
 pub use load::load;
 
+use crate::gguf::{GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan};
-use crate::weights::SavedType;
+use crate::weights::SaveForm;
 use crate::{ModelError, convnext, decoder, encoder, gpt2, vit};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::Value;
@@ -276,8 +277,8 @@ pub trait Model: Send + Sync {
     /// An invalid configuration.
     fn chain(&self) -> Result<Chain, ModelError>;
 
-    /// A writer of the trained model in the format that the family reads, with weights of this type.
-    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter>;
+    /// A writer of the trained model in the format that the family reads, with weights in this form.
+    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter>;
 
     /// The frozen chain with trained adapters, new ones or those of a directory.
     ///
@@ -295,6 +296,18 @@ pub trait Model: Send + Sync {
     /// written.
     fn untied(&self) -> Option<Box<dyn Model>> {
         None
+    }
+
+    /// llama.cpp's view of the model: the settings and tensors of a GGUF file.
+    ///
+    /// # Errors
+    /// A model that llama.cpp does not compute.
+    fn gguf(&self) -> Result<GgufLayout, GgufError> {
+        let found = match self.reads() {
+            Reads::Tokens { .. } => "a text encoder".to_owned(),
+            Reads::Images { .. } => "a model that reads images".to_owned(),
+        };
+        Err(GgufError::Architecture { found })
     }
 
     /// PEFT's view of the model: default targets and weight layout.

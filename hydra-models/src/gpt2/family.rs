@@ -5,8 +5,9 @@ use super::weights::read_config;
 use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, first_row, hf_name, layers};
 use crate::ModelError;
 use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
+use crate::gguf::{self, GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::{ParamSource, SavedType};
+use crate::weights::{ParamSource, SaveForm};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -100,7 +101,7 @@ impl Model for Gpt2 {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
         let from = |weights: &Gpt2Dir| Gpt2Writer::from(weights);
         let fresh = || Gpt2Writer::new(self.config.clone());
         Arc::new(self.weights.as_ref().map_or_else(fresh, from).saved_as(saved))
@@ -115,6 +116,10 @@ impl Model for Gpt2 {
 
     fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
         plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
+    }
+
+    fn gguf(&self) -> Result<GgufLayout, GgufError> {
+        gguf::of_gpt2(&self.config)
     }
 
     fn adapting(&self) -> Adapting {

@@ -2,7 +2,7 @@
 
 use super::config::{CLASSIFIER, LANGUAGE_MODEL};
 use super::{Gpt2Config, Gpt2Dir, hf_name};
-use crate::weights::{CONFIG, Export, SavedType, failed};
+use crate::weights::{CONFIG, Export, SaveForm, SavedType, failed};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub struct Gpt2Writer {
     config: Gpt2Config,
     source: Option<PathBuf>,
-    saved: SavedType,
+    saved: SaveForm,
 }
 
 /// The id of GPT-2's `<|endoftext|>`.
@@ -23,12 +23,12 @@ const GPT2_END: usize = 50_256;
 impl Gpt2Writer {
     /// A writer of a model without a source directory.
     pub fn new(config: Gpt2Config) -> Self {
-        Self { config, source: None, saved: SavedType::F32 }
+        Self { config, source: None, saved: SavedType::F32.into() }
     }
 
-    /// Sets the data type of the weights.
-    pub fn saved_as(self, saved: SavedType) -> Self {
-        Self { saved, ..self }
+    /// Sets the data type of the weights, or how they are written.
+    pub fn saved_as(self, saved: impl Into<SaveForm>) -> Self {
+        Self { saved: saved.into(), ..self }
     }
 
     fn json(&self) -> serde_json::Result<Map<String, Value>> {

@@ -1,10 +1,13 @@
 //! Adapter directories as written by PEFT.
 
 use super::plan::Plan;
-use super::{CONFIG, LABELS, Lora, PREFIX, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
+use super::{
+    CLASSIFIERS, CONFIG, LABELS, Lora, PREFIX, PROBLEM, WEIGHTS, base_layer_name, is_adapter, json, peft_name,
+};
 use crate::ModelError;
 use crate::family::supported::refuse;
 use crate::family::{Adapting, Classes, TaskType};
+use crate::objective::ProblemType;
 use crate::weights::{TensorFile, read_json};
 use hydra_core::{BufferParam, Chain};
 use serde_json::{Map, Value};
@@ -106,6 +109,24 @@ impl AdapterDir {
     /// The classes that the adapters of a classifier were trained for, if Hydra wrote them.
     pub fn classes(&self) -> Option<&Classes> {
         self.classes.as_ref()
+    }
+
+    /// What the outputs of a classifier mean, if Hydra wrote its adapters.
+    pub fn problem(&self) -> Option<ProblemType> {
+        ProblemType::named(&Value::from(self.file.text(PROBLEM)?))
+    }
+
+    /// The number of outputs of the classifier's head in the file, if it has one.
+    pub fn outputs(&self) -> Option<usize> {
+        // The last layer of a head: `score`, `classifier`, or `classifier.out_proj`.
+        let is_last = |name: &&String| {
+            let name = canonical(name).replace(".modules_to_save.", ".");
+            let own = name.strip_prefix(PREFIX).and_then(|name| name.strip_suffix(".weight"));
+            own.is_some_and(|own| CLASSIFIERS.contains(&own) || own == "classifier.out_proj")
+        };
+        let names = self.file.names();
+        let last = names.iter().find(is_last)?;
+        self.file.info(last)?.shape.first().copied()
     }
 
     /// Rejects adapters of a classifier for a model with other classes, or with these in another order.

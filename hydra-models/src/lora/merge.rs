@@ -6,9 +6,10 @@ use super::{Lora, is_adapter};
 use crate::ModelError;
 use crate::family::Model;
 use crate::family::supported::refuse;
-use crate::weights::SavedType;
+use crate::weights::{SaveForm, read_param};
 use bytes::Bytes;
 use hydra_core::{BufferParam, Chain, Encoding, ModelWriter, ParamBufferReader, WeightError};
+use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
@@ -25,11 +26,24 @@ pub struct MergedWriter {
 }
 
 impl MergedWriter {
-    /// A writer of `model` with adapters merged, with weights of this type.
+    /// A writer of `model` with adapters merged, with weights of this type or in this form.
     ///
     /// # Errors
     /// The model cannot be built, or its adapters cannot be merged.
-    pub fn new(model: &dyn Model, lora: Lora, saved: SavedType) -> Result<Self, ModelError> {
+    pub fn new(model: &dyn Model, lora: Lora, saved: impl Into<SaveForm>) -> Result<Self, ModelError> {
+        let saved = saved.into();
+        Self::with(model, lora, |model| Ok(model.writer(saved)))
+    }
+
+    /// The same with the writer that `writer` makes of the model without adapters.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new) and of `writer`.
+    pub fn with<E: From<ModelError>>(
+        model: &dyn Model,
+        lora: Lora,
+        writer: impl FnOnce(&dyn Model) -> Result<Arc<dyn ModelWriter>, E>,
+    ) -> Result<Self, E> {
         let (plan, adapting) = (model.plan(&lora)?, model.adapting());
         let own = match unties(&lora, &adapting) {
             true => Some(model.untied().ok_or_else(|| {
@@ -43,7 +57,7 @@ impl MergedWriter {
             false => None,
         };
         let model = own.as_deref().unwrap_or(model);
-        let (plain, writer) = (model.chain()?, model.writer(saved));
+        let (plain, writer) = (model.chain()?, writer(model)?);
         if lora.lora_bias {
             plan.check_biases(&plain)?;
         }
@@ -63,8 +77,8 @@ struct Merged<'a> {
     writer: &'a MergedWriter,
     chain: &'a Chain,
     buffers: &'a dyn ParamBufferReader,
-    /// The last merged buffer.
-    last: RefCell<Option<(usize, Bytes)>>,
+    /// The last merged parameter: its name and its values.
+    last: RefCell<Option<(String, Vec<f32>)>>,
 }
 
 impl Merged<'_> {
@@ -76,28 +90,71 @@ impl Merged<'_> {
             .find(|(_, p)| p.name == name)
     }
 
-    fn values(&self, (buffer, param): (usize, &BufferParam)) -> Result<Vec<f32>, WeightError> {
-        let bytes = self.buffers.buffer(buffer)?;
-        let range = param.range();
-        let bytes = &bytes[range.start * size_of::<f32>()..range.end * size_of::<f32>()];
-        let values: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+    /// Reads some elements of a parameter into `out`.
+    fn read(
+        &self,
+        (buffer, param): (usize, &BufferParam),
+        wanted: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), WeightError> {
         // The plain model has its weights as its files do.
-        let turned = self.writer.fan_in_fan_out && self.chain.buffers()[buffer].encoding == Encoding::Nf4;
-        Ok(if turned { transposed(&values, param.shape[1]) } else { values })
+        if self.writer.fan_in_fan_out && self.chain.buffers()[buffer].encoding == Encoding::Nf4 {
+            let mut values = vec![0.0; param.len];
+            self.stored((buffer, param), 0..param.len, &mut values)?;
+            out.copy_from_slice(&transposed(&values, param.shape[1])[wanted]);
+            return Ok(());
+        }
+        self.stored((buffer, param), wanted, out)
     }
 
-    /// The values of a parameter with its adapter merged in.
-    fn merged(&self, name: &str) -> Result<Vec<f32>, WeightError> {
+    /// Reads some elements of a parameter into `out`, as they lie in the chain.
+    fn stored(
+        &self,
+        (buffer, param): (usize, &BufferParam),
+        wanted: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), WeightError> {
+        let (mut at, elements) = (0, self.chain.buffers()[buffer].elements);
+        read_param(self.buffers, (buffer, elements), param, wanted, |values| {
+            out[at..at + values.len()].copy_from_slice(values);
+            at += values.len();
+            Ok(())
+        })
+    }
+
+    fn values(&self, (buffer, param): (usize, &BufferParam)) -> Result<Vec<f32>, WeightError> {
+        let mut values = vec![0.0; param.len];
+        self.read((buffer, param), 0..param.len, &mut values)?;
+        Ok(values)
+    }
+
+    /// Writes some elements of a parameter of the merged model into `out`.
+    fn part_of(&self, param: &BufferParam, wanted: Range<usize>, out: &mut [f32]) -> Result<(), WeightError> {
+        let name = param.name.as_str();
         let missing = || WeightError::ParamBuffer {
             chain: self.chain.name().to_owned(),
             buffer: 0,
             source: format!("the model has no parameter `{name}`").into(),
         };
-        let mut values = self.values(self.find(name).ok_or_else(missing)?)?;
+        let base = self.find(name).ok_or_else(missing)?;
+        let map = name.rsplit_once('.').map_or("", |(map, _)| map);
+        if self.writer.plan.adapter(map).is_none() || is_adapter(name) {
+            return self.read(base, wanted, out);
+        }
+        let mut last = self.last.borrow_mut();
+        if last.as_ref().is_none_or(|(merged, _)| merged != name) {
+            *last = None;
+            *last = Some((name.to_owned(), self.merged(name, base)?));
+        }
+        out.copy_from_slice(last.as_ref().map_or(&[], |(_, values)| &values[wanted]));
+        Ok(())
+    }
+
+    /// The values of a parameter of an adapted module with the adapter merged in.
+    fn merged(&self, name: &str, base: (usize, &BufferParam)) -> Result<Vec<f32>, WeightError> {
+        let mut values = self.values(base)?;
         let Some((map, own)) = name.rsplit_once('.') else { return Ok(values) };
-        let Some(strength) = self.writer.plan.adapter(map).filter(|_| !is_adapter(name)) else {
-            return Ok(values);
-        };
+        let Some(strength) = self.writer.plan.adapter(map) else { return Ok(values) };
         let factor = |which: &str| self.find(&format!("{map}.lora.{which}"));
         match (own, factor("a.weight"), factor("b.weight"), factor("b.bias")) {
             ("weight", Some(a), Some(b), _) => {
@@ -114,44 +171,37 @@ impl Merged<'_> {
         Ok(values)
     }
 
-    /// Adds the scaled product of `b` `[out, rank]` and `a` `[rank, in]`.
+    /// Adds the scaled product of `b` `[out, rank]` and `a` `[rank, in]`. Each element is summed in the order of the
+    /// ranks, for any number of threads.
     fn add(&self, weight: &mut [f32], scale: f64, a: &[f32], b: &[f32], inputs: usize) {
         let rank = a.len() / inputs;
-        let outputs = b.len() / rank;
-        for (output, b) in b.chunks(rank).enumerate() {
-            for input in 0..inputs {
+        let (outputs, transposed) = (b.len() / rank, self.writer.fan_in_fan_out);
+        let columns = if transposed { outputs } else { inputs };
+        weight.par_chunks_mut(columns).enumerate().for_each(|(row, weights)| {
+            for (column, weight) in weights.iter_mut().enumerate() {
+                let (output, input) = if transposed { (column, row) } else { (row, column) };
+                let b = &b[output * rank..(output + 1) * rank];
                 let product: f64 =
                     b.iter().enumerate().map(|(r, b)| f64::from(*b) * f64::from(a[r * inputs + input])).sum();
-                let at = if self.writer.fan_in_fan_out {
-                    input * outputs + output
-                } else {
-                    output * inputs + input
-                };
-                weight[at] = (f64::from(weight[at]) + scale * product) as f32;
+                *weight = (f64::from(*weight) + scale * product) as f32;
             }
-        }
+        });
     }
 }
 
+/// At most a merged tensor and a part of a buffer are in memory, unless a whole buffer is asked for.
 impl ParamBufferReader for Merged<'_> {
     fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
-        let layout = &self.writer.plain.buffers()[buffer];
-        let mut out = vec![0_f32; layout.elements];
-        for param in &layout.params {
-            out[param.range()].copy_from_slice(&self.merged(&param.name)?);
-        }
-        Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&out)))
+        self.part(buffer, 0..self.writer.plain.buffers()[buffer].elements)
     }
 
-    /// Merges a buffer once and keeps it while its parts are read.
     fn part(&self, buffer: usize, elements: Range<usize>) -> Result<Bytes, WeightError> {
-        let mut last = self.last.borrow_mut();
-        if last.as_ref().is_none_or(|(merged, _)| *merged != buffer) {
-            *last = None;
-            *last = Some((buffer, self.buffer(buffer)?));
+        let mut out = vec![0_f32; elements.len()];
+        for param in &self.writer.plain.buffers()[buffer].params {
+            let Some(wanted) = param.among(&elements) else { continue };
+            let out = &mut out[wanted.start - elements.start..wanted.end - elements.start];
+            self.part_of(param, wanted.start - param.offset..wanted.end - param.offset, out)?;
         }
-        let each = size_of::<f32>();
-        let slice = |(_, bytes): &(usize, Bytes)| bytes.slice(elements.start * each..elements.end * each);
-        Ok(last.as_ref().map(slice).unwrap_or_default())
+        Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&out)))
     }
 }

@@ -39,6 +39,9 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// The metadata of the weights' file with the class names of a classifier by number, which PEFT does not store. JSON.
 const LABELS: &str = "id2label";
 
+/// The metadata of the weights' file with what a classifier's outputs mean, a Transformers `problem_type`.
+const PROBLEM: &str = "problem_type";
+
 /// The prefix of PEFT's names.
 const PREFIX: &str = "base_model.model.";
 

@@ -1,7 +1,9 @@
 //! Writes adapters in PEFT's format.
 
-use super::{AdapterDir, CONFIG, LABELS, Lora, WEIGHTS, base_layer_name, is_adapter, json, peft_name};
-use crate::family::{Adapting, Classes, Model};
+use super::{
+    AdapterDir, CONFIG, LABELS, Lora, PROBLEM, WEIGHTS, base_layer_name, is_adapter, json, peft_name,
+};
+use crate::family::{Adapting, HeadConfig, Model};
 use crate::weights::{SavedType, failed, write_with_metadata};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError, replace_file};
 use serde_json::{Map, Value, json};
@@ -18,8 +20,8 @@ pub struct AdapterWriter {
     /// The directory of the base model.
     base: Option<String>,
     adapting: Adapting,
-    /// The classes of a classifier.
-    classes: Option<Classes>,
+    /// The head of a classifier of texts.
+    head: Option<HeadConfig>,
     /// The adapters that training started from.
     from: Option<AdapterDir>,
     saved: SavedType,
@@ -30,8 +32,8 @@ impl AdapterWriter {
     pub fn new(model: &dyn Model, lora: Lora) -> Self {
         let adapting = model.adapting();
         let base = model.directory().map(|directory| directory.display().to_string());
-        let (lora, classes) = (adapting.named(lora), model.classes());
-        Self { lora, base, adapting, classes, from: None, saved: SavedType::F32 }
+        let (lora, head) = (adapting.named(lora), model.head().filter(|head| head.is_classifier()).cloned());
+        Self { lora, base, adapting, head, from: None, saved: SavedType::F32 }
     }
 
     /// Sets the data type of written weights.
@@ -91,8 +93,14 @@ impl ModelWriter for AdapterWriter {
         let adapted: BTreeSet<&str> =
             params(false).filter_map(|param| param.strip_suffix(".lora.a.weight")).collect();
         let name = |param: &str| self.tensor(param, &trained, &adapted);
-        let labels = self.classes.as_ref().map(|classes| (LABELS, json!(classes.id2label).to_string()));
-        write_with_metadata(chain, buffers, &weights, self.saved, &name, labels)?;
+        let labels = |head: &HeadConfig| {
+            [
+                (LABELS, json!(head.classes().id2label).to_string()),
+                (PROBLEM, head.problem().name().to_owned()),
+            ]
+        };
+        let labels: Vec<(&str, String)> = self.head.iter().flat_map(labels).collect();
+        write_with_metadata(chain, buffers, &weights, self.saved, &name, &labels)?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))
     }

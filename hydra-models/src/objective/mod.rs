@@ -1,15 +1,18 @@
 //! Objectives besides the next token, a file each. Of classifiers: one class, several classes, or numbers for each item;
 //! the last layer of their chains returns logits `[items, outputs]`, and part 0 of the pass's targets holds the labels. Of
-//! preferences: the losses of pairs of answers, and that of a reward model.
+//! preferences: the losses of pairs of answers, and that of a reward model. And that of
+//! predictions.
 //!
 //! This module may use tensors and [`Objective`](hydra_core::Objective); it does not depend on models or data.
 
 mod multi_label;
+mod predictions;
 mod preference;
 mod regression;
 mod single_label;
 
 pub use multi_label::MultiLabel;
+pub use predictions::Predictions;
 pub use preference::{LogProbabilities, Preference, PreferenceLoss, RewardModel, SEGMENTS};
 pub use regression::Regression;
 pub use single_label::{ACCURACY, SingleLabel, classification_loss};

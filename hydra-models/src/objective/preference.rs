@@ -233,6 +233,10 @@ impl Objective for LogProbabilities {
     fn measure(&self, outputs: &Activation, _: &Pass) -> Measures {
         Measures { sums: None, rows: Some(outputs.part(0).into_float::<2>().narrow(1, CHOSEN, 2)) }
     }
+
+    fn keeps_rows(&self) -> bool {
+        true
+    }
 }
 
 fn reward_metrics() -> Vec<Metric> {

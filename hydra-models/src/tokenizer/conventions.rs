@@ -4,9 +4,9 @@ use super::chat::{ChatTemplate, DEFAULT};
 use super::huggingface::{END_OF_TEXT, read};
 use super::special::{CONFIG, Special};
 use super::{Tokenizer, TokenizerError};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The file with the chat template in newer directories.
 const TEMPLATE: &str = "chat_template.jinja";
@@ -76,6 +76,29 @@ fn id_of(tokenizer: &Tokenizer, token: &str, directory: Option<&Path>) -> Result
 
 /// The templates of a directory; files take precedence over the configuration.
 fn template(directory: &Path, special: Special) -> Result<Option<ChatTemplate>, TokenizerError> {
+    let (place, templates) = texts(directory, &special)?;
+    let found = Some(templates).filter(|templates| !templates.is_empty());
+    found.map(|templates| ChatTemplate::new(&place, templates, special.named)).transpose()
+}
+
+/// The texts of a directory's chat templates by their names.
+///
+/// # Errors
+/// A file that cannot be read or is not JSON.
+pub(crate) fn templates(directory: &Path) -> Result<BTreeMap<String, String>, TokenizerError> {
+    Ok(texts(directory, &Special::read(directory)?)?.1)
+}
+
+/// The special tokens that a directory names, by their names in its configuration.
+///
+/// # Errors
+/// A file that cannot be read or is not JSON.
+pub(crate) fn special_tokens(directory: &Path) -> Result<Map<String, Value>, TokenizerError> {
+    Ok(Special::read(directory)?.named)
+}
+
+/// The texts of the templates by their names, and the file that has the first one.
+fn texts(directory: &Path, special: &Special) -> Result<(PathBuf, BTreeMap<String, String>), TokenizerError> {
     let file = directory.join(TEMPLATE);
     let mut templates = BTreeMap::new();
     for path in further(&directory.join(TEMPLATES))? {
@@ -89,8 +112,7 @@ fn template(directory: &Path, special: Special) -> Result<Option<ChatTemplate>, 
     if templates.is_empty() {
         templates = in_configuration(special.config.get("chat_template"));
     }
-    let found = Some(templates).filter(|templates| !templates.is_empty());
-    found.map(|templates| ChatTemplate::new(&place, templates, special.named)).transpose()
+    Ok((place, templates))
 }
 
 /// The `*.jinja` files of a folder, if it exists.
@@ -121,7 +143,7 @@ fn in_configuration(template: Option<&Value>) -> BTreeMap<String, String> {
 mod tests {
     use super::super::Chat;
     use super::*;
-    use serde_json::{Map, json};
+    use serde_json::json;
     use std::error::Error;
     use std::fs;
     use tempfile::TempDir;

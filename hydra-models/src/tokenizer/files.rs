@@ -1,8 +1,8 @@
 //! Writes a model's tokenizer files next to the model.
 
-use super::Tokenizer;
 use super::builtin::{self, BuiltIn};
 use super::conventions::TEMPLATES;
+use super::{Tokenizer, TokenizerError};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError, replace_file};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -58,6 +58,31 @@ impl ModelWriter for TokenizerWriter {
 
     fn reads_parts(&self) -> bool {
         self.model.reads_parts()
+    }
+}
+
+/// The `tokenizer.json` of a tokenizer: that of its directory, or one with the same tokens; `None` for a directory without
+/// a tokenizer.
+///
+/// # Errors
+/// A file that cannot be read, or a tokenizer that cannot be written as JSON.
+pub(crate) fn tokenizer_json(
+    tokenizer: &Tokenizer,
+    directory: Option<&Path>,
+) -> Result<Option<String>, TokenizerError> {
+    let built_in = |which| Ok(builtin::files(which)?.into_iter().next().map(|(_, text)| text));
+    match tokenizer {
+        Tokenizer::Bytes => built_in(BuiltIn::Bytes),
+        Tokenizer::Gpt2 => built_in(BuiltIn::Gpt2),
+        Tokenizer::Missing(_) => Ok(None),
+        Tokenizer::HuggingFace(tokenizer) => {
+            let file =
+                directory.map(|directory| directory.join("tokenizer.json")).filter(|file| file.is_file());
+            let read = |file: PathBuf| {
+                fs::read_to_string(&file).map_err(|source| TokenizerError::Read { path: file, source })
+            };
+            file.map_or_else(|| tokenizer.to_json(), read).map(Some)
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use super::{VitConfig, VitDir, VitWriter, chain, hf_name, layers, module_name, m
 use crate::ModelError;
 use crate::family::{Adapting, Family, Model, Preset, Reads};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::{ParamSource, SavedType};
+use crate::weights::{ParamSource, SaveForm};
 use hydra_core::{Chain, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ impl Model for Vit {
         chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self, saved: SavedType) -> Arc<dyn ModelWriter> {
+    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
         let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
         Arc::new(VitWriter::new(self.config.clone()).with_source(source).saved_as(saved))
     }

@@ -1,6 +1,6 @@
 //! Writes a model as a Hugging Face directory.
 
-use super::{CONFIG, SavedType, WEIGHTS, failed, write_tensors};
+use super::{CONFIG, SaveForm, failed, write_model};
 use crate::tokenizer::{copy_files, copy_tokenizer};
 use hydra_core::{Chain, ParamBufferReader, WeightError, replace_file};
 use serde_json::{Map, Value, json};
@@ -20,15 +20,15 @@ pub(crate) struct Export<'a> {
     pub architecture: &'static str,
     /// The directory that the model was loaded from; its tokenizer and similar files are copied.
     pub source: Option<&'a Path>,
-    /// The data type of the weights.
-    pub saved: SavedType,
+    /// How the weights are written.
+    pub saved: SaveForm,
     /// Maps a parameter to its Hugging Face name.
     pub name: &'a dyn Fn(&str) -> String,
 }
 
 impl Export<'_> {
-    /// Writes `config.json` and `model.safetensors`, and copies the other files. Each file is renamed into place when
-    /// it is complete.
+    /// Writes `config.json` and the weights, and copies the other files. Each file is renamed into place when it is
+    /// complete.
     ///
     /// # Errors
     /// A file that cannot be read or written.
@@ -39,8 +39,8 @@ impl Export<'_> {
         dir: &Path,
     ) -> Result<(), WeightError> {
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
-        let (weights, path) = (dir.join(WEIGHTS), dir.join(CONFIG));
-        write_tensors(chain, buffers, &weights, self.saved, &|name| Some((self.name)(name)))?;
+        let path = dir.join(CONFIG);
+        write_model(chain, buffers, dir, self.saved, &|name| Some((self.name)(name)))?;
         let source = self.source;
         let text = self.config_text().map_err(|e| failed(&path, e.into()))?;
         replace_file(&path, |out| out.write_all(&text)).map_err(|e| failed(&path, e))?;
@@ -49,7 +49,7 @@ impl Export<'_> {
 
     fn config_text(mut self) -> serde_json::Result<Vec<u8>> {
         self.config.insert("architectures".to_owned(), json!([self.architecture]));
-        self.config.insert("dtype".to_owned(), json!(self.saved.torch_name()));
+        self.config.insert("dtype".to_owned(), json!(self.saved.dtype.torch_name()));
         self.config.remove("torch_dtype");
         let mut text = serde_json::to_vec_pretty(&self.config)?;
         text.push(b'\n');

@@ -1,6 +1,6 @@
 //! Writes models that read images.
 
-use super::{CONFIG, Export, SavedType, failed};
+use super::{CONFIG, Export, SaveForm, SavedType, failed};
 use crate::data::{PREPROCESSOR, Preprocessor};
 use hydra_core::{Chain, ModelWriter, ParamBufferReader, WeightError, replace_file};
 use serde::Serialize;
@@ -28,13 +28,13 @@ pub trait ImagesConfig: Clone + Debug + Serialize + Send + Sync {
 pub struct ImagesWriter<C> {
     config: C,
     source: Option<PathBuf>,
-    saved: SavedType,
+    saved: SaveForm,
 }
 
 impl<C: ImagesConfig> ImagesWriter<C> {
     /// A writer of a model without a source directory.
     pub fn new(config: C) -> Self {
-        Self { config, source: None, saved: SavedType::F32 }
+        Self { config, source: None, saved: SavedType::F32.into() }
     }
 
     /// Sets the directory that the model was loaded from, whose other files are copied.
@@ -42,9 +42,9 @@ impl<C: ImagesConfig> ImagesWriter<C> {
         Self { source, ..self }
     }
 
-    /// Sets the data type of the weights.
-    pub fn saved_as(self, saved: SavedType) -> Self {
-        Self { saved, ..self }
+    /// Sets the data type of the weights, or how they are written.
+    pub fn saved_as(self, saved: impl Into<SaveForm>) -> Self {
+        Self { saved: saved.into(), ..self }
     }
 
     fn json(&self) -> serde_json::Result<Map<String, Value>> {

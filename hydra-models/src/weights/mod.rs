@@ -41,18 +41,22 @@ mod images;
 mod quantized;
 mod saved;
 mod source;
+mod stored;
 mod write;
 
 pub use images::{ImagesConfig, ImagesWriter};
-pub use saved::SavedType;
+pub use saved::{SaveForm, SavedType};
 pub use source::{SafetensorsSource, SafetensorsWriter};
+pub use stored::StoredWeights;
 
-pub(crate) use directory::{CONFIG, Directory, Naming, ParamSource, in_file, read_json, weight_source};
 #[cfg(test)]
-pub(crate) use directory::{HEAD, INDEX};
+pub(crate) use directory::HEAD;
+pub(crate) use directory::{
+    CONFIG, Directory, INDEX, Naming, ParamSource, in_file, read_json, weight_source,
+};
 pub(crate) use export::Export;
 pub(crate) use file::TensorFile;
-pub(crate) use write::{failed, write_tensors, write_with_metadata};
+pub(crate) use write::{Failure, failed, read_param, write_model, write_with_metadata};
 
 /// The file's name, as in Transformers.
 pub const WEIGHTS: &str = "model.safetensors";

@@ -22,6 +22,22 @@ pub enum SavedType {
     F16,
 }
 
+/// How weights are written: their type, and the size of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveForm {
+    /// The type of the values.
+    pub dtype: SavedType,
+    /// The maximum bytes of the tensors in a file; a larger tensor has a file of its own.
+    pub shard_bytes: u64,
+}
+
+/// One file.
+impl From<SavedType> for SaveForm {
+    fn from(dtype: SavedType) -> Self {
+        Self { dtype, shard_bytes: u64::MAX }
+    }
+}
+
 /// Values converted at a time.
 const PIECE: usize = 1 << 14;
 
@@ -82,7 +98,7 @@ impl SavedType {
     ///
     /// # Errors
     /// An I/O error, or a value too large for the type.
-    pub(super) fn write(self, values: &[f32], out: &mut impl Write) -> io::Result<()> {
+    pub(crate) fn write(self, values: &[f32], out: &mut impl Write) -> io::Result<()> {
         for piece in values.chunks(PIECE) {
             let bytes: Vec<u8> = match self {
                 Self::F32 => piece.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -90,8 +106,9 @@ impl SavedType {
                 Self::F16 => {
                     let lost = |value: &&f32| value.is_finite() && !f16::from_f32(**value).is_finite();
                     if let Some(value) = piece.iter().find(lost) {
-                        let said =
-                            format!("the weight {value} is too large for f16: use --save-dtype bf16 or f32");
+                        let said = format!(
+                            "the weight {value} is too large for f16: use bf16 or f32 (--save-dtype, or --dtype of `hydra export`)"
+                        );
                         return Err(io::Error::new(io::ErrorKind::InvalidData, said));
                     }
                     piece.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect()

@@ -1,7 +1,8 @@
 //! A safetensors writer and source for any chain.
 
 use super::directory::unread;
-use super::{SavedType, TensorFile, WEIGHTS, failed, write_tensors};
+use super::write::write_tensors;
+use super::{SavedType, TensorFile, WEIGHTS, failed};
 use crate::ModelError;
 use hydra_core::{
     BufferParam, Chain, FileSpan, FloatType, ModelWriter, ParamBufferReader, PartReader, SeededInit,

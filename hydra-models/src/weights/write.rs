@@ -1,11 +1,13 @@
-//! Writes the master weights of a chain as a safetensors file, part by part.
+//! Writes the master weights of a chain as safetensors files, part by part.
 
-use super::SavedType;
-use hydra_core::{BUFFER_PART, Chain, ParamBufferReader, WeightError, replace_file};
+use super::{INDEX, SaveForm, SavedType, WEIGHTS};
+use hydra_core::{BUFFER_PART, BufferParam, Chain, ParamBufferReader, WeightError, replace_file};
 use safetensors::tensor::{Metadata, TensorInfo};
-use std::collections::HashMap;
+use serde_json::json;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::path::Path;
 
 /// Converts an I/O error to a writer's error.
@@ -14,15 +16,120 @@ pub(crate) fn failed(path: &Path, source: io::Error) -> WeightError {
 }
 
 /// A read or write error, separated again after the temporary file has been removed.
-enum Failure {
+pub(crate) enum Failure {
     Io(io::Error),
     Weights(WeightError),
+}
+
+impl From<WeightError> for Failure {
+    fn from(error: WeightError) -> Self {
+        Self::Weights(error)
+    }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
+}
+
+impl Failure {
+    /// The error of writing this file.
+    pub fn of(self, path: &Path) -> WeightError {
+        match self {
+            Self::Io(error) => failed(path, error),
+            Self::Weights(error) => error,
+        }
+    }
+}
+
+/// Writes the weights of a model into a directory: the file [`WEIGHTS`] or, if the tensors take more than a file may
+/// have, files `model-00001-of-0000N.safetensors` and the index that Transformers reads. The index is written last.
+pub(crate) fn write_model(
+    chain: &Chain,
+    buffers: &dyn ParamBufferReader,
+    dir: &Path,
+    form: SaveForm,
+    name: &dyn Fn(&str) -> Option<String>,
+) -> Result<(), WeightError> {
+    let files = Files::new(chain, form, name);
+    if files.count <= 1 {
+        return write_tensors(chain, buffers, &dir.join(WEIGHTS), form.dtype, name);
+    }
+    for file in 0..files.count {
+        let of_file = |param: &str| name(param).filter(|tensor| files.of.get(tensor) == Some(&file));
+        write_tensors(chain, buffers, &dir.join(files.name(file)), form.dtype, &of_file)?;
+    }
+    let path = dir.join(INDEX);
+    let weight_map: BTreeMap<&str, String> =
+        files.of.iter().map(|(tensor, file)| (tensor.as_str(), files.name(*file))).collect();
+    let index = json!({ "metadata": { "total_size": files.bytes }, "weight_map": weight_map });
+    let text = serde_json::to_vec_pretty(&index).map_err(|error| failed(&path, error.into()))?;
+    replace_file(&path, |out| out.write_all(&text)).map_err(|error| failed(&path, error))
+}
+
+/// The files of a model's tensors. Tensors are in the order of the chain; a file ends before the tensor with which it
+/// would be too large.
+struct Files {
+    of: BTreeMap<String, usize>,
+    count: usize,
+    /// The bytes of all tensors.
+    bytes: u64,
+}
+
+impl Files {
+    fn new(chain: &Chain, form: SaveForm, name: &dyn Fn(&str) -> Option<String>) -> Self {
+        let mut sizes: Vec<(String, u64)> = Vec::new();
+        for param in chain.buffers().iter().flat_map(|buffer| &buffer.params) {
+            let (Some(tensor), bytes) = (name(&param.name), (param.len * form.dtype.bytes()) as u64) else {
+                continue;
+            };
+            match sizes.last_mut().filter(|(last, _)| *last == tensor) {
+                Some((_, whole)) => *whole += bytes,
+                None => sizes.push((tensor, bytes)),
+            }
+        }
+        let (mut file, mut in_file) = (0, 0);
+        let (mut of, bytes) = (BTreeMap::new(), sizes.iter().map(|(_, bytes)| bytes).sum());
+        for (tensor, bytes) in sizes {
+            if in_file > 0 && in_file + bytes > form.shard_bytes {
+                (file, in_file) = (file + 1, 0);
+            }
+            in_file += bytes;
+            of.insert(tensor, file);
+        }
+        Self { of, count: file + 1, bytes }
+    }
+
+    /// The name of a file, as Transformers numbers them.
+    fn name(&self, file: usize) -> String {
+        format!("model-{:05}-of-{:05}.safetensors", file + 1, self.count)
+    }
+}
+
+/// Passes the elements `wanted` of a parameter to `take`, in order and in pieces. `buffer` is the index of its buffer;
+/// only [parts](BUFFER_PART) of it are read.
+pub(crate) fn read_param<E: From<WeightError>>(
+    buffers: &dyn ParamBufferReader,
+    (buffer, elements): (usize, usize),
+    param: &BufferParam,
+    wanted: Range<usize>,
+    mut take: impl FnMut(&[f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut at, end) = (param.offset + wanted.start, param.offset + wanted.end);
+    while at < end {
+        let start = at - at % BUFFER_PART;
+        let part = start..elements.min(start + BUFFER_PART);
+        let until = end.min(part.end);
+        let bytes = buffers.part(buffer, part)?;
+        let bytes = &bytes[(at - start) * size_of::<f32>()..(until - start) * size_of::<f32>()];
+        match bytemuck::try_cast_slice(bytes) {
+            Ok(values) => take(values)?,
+            Err(_) => take(&bytemuck::pod_collect_to_vec::<u8, f32>(bytes))?,
+        }
+        at = until;
+    }
+    Ok(())
 }
 
 /// Writes the parameters of `chain` that `name` maps to a tensor name, in the type `saved`. The file is renamed into
@@ -34,21 +141,21 @@ pub(crate) fn write_tensors(
     saved: SavedType,
     name: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(), WeightError> {
-    write_with_metadata(chain, buffers, path, saved, name, None)
+    write_with_metadata(chain, buffers, path, saved, name, &[])
 }
 
-/// The same with an entry of the file's metadata, a key and its text.
+/// The same with entries of the file's metadata, keys and their texts.
 pub(crate) fn write_with_metadata(
     chain: &Chain,
     buffers: &dyn ParamBufferReader,
     path: &Path,
     saved: SavedType,
     name: &dyn Fn(&str) -> Option<String>,
-    metadata: Option<(&str, String)>,
+    metadata: &[(&str, String)],
 ) -> Result<(), WeightError> {
     let write = |file: &mut File| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        let header = header(chain, saved, name, metadata.clone())?;
+        let header = header(chain, saved, name, metadata)?;
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         for (index, buffer) in chain.buffers().iter().enumerate() {
@@ -59,7 +166,7 @@ pub(crate) fn write_with_metadata(
                 if written.peek().is_none() {
                     continue;
                 }
-                let bytes = buffers.part(index, part.clone()).map_err(Failure::Weights)?;
+                let bytes = buffers.part(index, part.clone())?;
                 for elements in written {
                     let [from, to] = [elements.start, elements.end].map(|at| (at - start) * size_of::<f32>());
                     let bytes = &bytes[from..to];
@@ -72,10 +179,7 @@ pub(crate) fn write_with_metadata(
         }
         Ok(out.flush()?)
     };
-    replace_file(path, write).map_err(|failure| match failure {
-        Failure::Io(error) => failed(path, error),
-        Failure::Weights(error) => error,
-    })
+    replace_file(path, write).map_err(|failure: Failure| failure.of(path))
 }
 
 /// Builds the header: tensors in buffer order, without gaps. Consecutive parameters of one name are slices of one
@@ -84,7 +188,7 @@ fn header(
     chain: &Chain,
     saved: SavedType,
     name: &dyn Fn(&str) -> Option<String>,
-    metadata: Option<(&str, String)>,
+    metadata: &[(&str, String)],
 ) -> io::Result<Vec<u8>> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut end = 0;
@@ -105,7 +209,7 @@ fn header(
     }
     // Transformers rejects files that do not name the framework.
     let mut all = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    all.extend(metadata.map(|(key, text)| (key.to_owned(), text)));
+    all.extend(metadata.iter().map(|(key, text)| ((*key).to_owned(), text.clone())));
     let metadata = Metadata::new(Some(all), tensors).map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&metadata)?;
     header.resize(header.len().next_multiple_of(8), b' ');

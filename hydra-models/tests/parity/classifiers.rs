@@ -59,7 +59,7 @@ fn losses_and_gradients_equal_those_of_transformers() {
 
 #[test]
 fn a_checkpoint_of_transformers_is_written_back_as_it_was() {
-    each(1, |_, family, model| model.assert_written_back(family.writer(SavedType::F32).as_ref()));
+    each(1, |_, family, model| model.assert_written_back(family.writer(SavedType::F32.into()).as_ref()));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_cut_vocabulary_has_the_same_loss() {
     each(3, |_, family, model| {
         model.assert_loss();
         model.assert_cuts_agree();
-        model.assert_written_back(family.writer(SavedType::F32).as_ref());
+        model.assert_written_back(family.writer(SavedType::F32.into()).as_ref());
     });
 }
 

@@ -130,21 +130,28 @@ impl Records {
     fn new(SplitRows { files, rows }: SplitRows, columns: &[Column]) -> Result<Self, DataError> {
         let mut tally = Tally::default();
         let line = |(file, (place, row)): (usize, Row)| {
-            let fields = Fields::new(row, columns);
-            let record = Record::from_fields(fields, &mut tally).map_err(|refusal| {
-                let path = files[file].clone();
-                match refusal {
-                    Refusal::Unknown { found, example } => {
-                        DataError::UnknownFields { path, place, found, example }
-                    }
-                    Refusal::Wrong(found) => DataError::Record { path, place, found },
-                }
-            })?;
+            let record = record(&files[file], place, Fields::new(row, columns), &mut tally)?;
             Ok(Line { file, place, record })
         };
         let lines = rows.into_iter().map(line).collect::<Result<Vec<_>, DataError>>()?;
         Ok(Self { files, lines: lines.into(), tally: Arc::new(tally) })
     }
+}
+
+/// Reads the record of a row of a file, and counts unused fields.
+pub(super) fn record(
+    path: &Path,
+    place: RowPosition,
+    fields: Fields,
+    tally: &mut Tally,
+) -> Result<Record, DataError> {
+    let path = || path.to_owned();
+    Record::from_fields(fields, tally).map_err(|refusal| match refusal {
+        Refusal::Unknown { found, example } => {
+            DataError::UnknownFields { path: path(), place, found, example }
+        }
+        Refusal::Wrong(found) => DataError::Record { path: path(), place, found },
+    })
 }
 
 #[cfg(test)]

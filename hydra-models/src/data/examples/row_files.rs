@@ -73,13 +73,14 @@ pub(in crate::data) fn is_table(path: &Path) -> bool {
     matches!(named(path), Some(Format::Table(_)))
 }
 
-fn named(path: &Path) -> Option<Format> {
+/// The format of a row file by its name.
+pub(super) fn named(path: &Path) -> Option<Format> {
     let name = path.file_name().and_then(|name| name.to_str())?;
     rows::named(name).map(|named| named.format)
 }
 
 /// Rejects columns that no row has.
-fn check_columns(
+pub(super) fn check_columns(
     columns: &[Column],
     files: &[Arc<[PathBuf]>; 3],
     splits: &[Vec<(usize, Row)>; 3],

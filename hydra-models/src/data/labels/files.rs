@@ -215,8 +215,20 @@ impl Texts {
 
 impl Item {
     fn encode(&self, path: &Path, form: &LabelForm<'_>) -> Result<TokenSequence, DataError> {
-        let (place, Record { text, pair, .. }) = (self.place, &self.record);
-        let sequence = form.tokenizer.encode_sequence(text, pair.as_deref(), form.context);
+        let Record { text, pair, .. } = &self.record;
+        form.encode(path, self.place, (text, pair.as_deref()))
+    }
+}
+
+impl LabelForm<'_> {
+    /// The tokens of the text, or of the pair of texts, at a position of a file.
+    pub(super) fn encode(
+        &self,
+        path: &Path,
+        place: RowPosition,
+        (text, pair): (&str, Option<&str>),
+    ) -> Result<TokenSequence, DataError> {
+        let sequence = self.tokenizer.encode_sequence(text, pair, self.context);
         let failed = |source| DataError::Example {
             path: path.to_owned(),
             place,
@@ -228,7 +240,7 @@ impl Item {
                 .to_owned();
             return Err(DataError::Record { path: path.to_owned(), place, found });
         }
-        check(&format!("{place} of `{}`", path.display()), &sequence.ids, form.vocabulary)?;
+        check(&format!("{place} of `{}`", path.display()), &sequence.ids, self.vocabulary)?;
         Ok(sequence)
     }
 }

@@ -9,6 +9,8 @@ mod dataset;
 mod files;
 mod label;
 mod record;
+mod unlabelled;
 
 pub use dataset::LabelledTexts;
 pub use files::{LabelForm, LabelledFiles};
+pub use unlabelled::unlabelled;

@@ -27,19 +27,25 @@ impl Record {
         columns: &[Column],
         tally: &mut Tally,
     ) -> Result<Self, String> {
-        let text = match is_table && row.is_null("text") {
-            true => String::new(),
-            false => row.text("text")?,
-        };
-        let pair = match is_table && row.is_null("text_pair") {
-            true => Some(String::new()),
-            false => row.has("text_pair").then(|| row.text("text_pair")).transpose()?,
-        };
+        let (text, pair) = texts(&mut row, is_table)?;
         let field = label_field(&row, columns)?;
         let label = Label::read(field, row.required(field)?, is_table)?;
         tally.unused(row.names());
         Ok(Self { text, pair, field, label })
     }
+}
+
+/// Takes the text of a row, and the second one if there is one. An empty cell of a table is an empty text.
+pub(super) fn texts(row: &mut Fields, is_table: bool) -> Result<(String, Option<String>), String> {
+    let text = match is_table && row.is_null("text") {
+        true => String::new(),
+        false => row.text("text")?,
+    };
+    let pair = match is_table && row.is_null("text_pair") {
+        true => Some(String::new()),
+        false => row.has("text_pair").then(|| row.text("text_pair")).transpose()?,
+    };
+    Ok((text, pair))
 }
 
 /// The field that holds the label: the one that `columns` names, or the one that the row has.
