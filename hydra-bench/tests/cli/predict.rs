@@ -191,7 +191,7 @@ fn texts_have_the_log_probability_that_an_evaluation_sums() {
     let tokens: Vec<&Value> = found.iter().map(|row| &row["tokens"]).collect();
     assert_eq!(tokens, [3, 0, 4]);
     assert_eq!(found[1], json!({"input_ids": [7], "n": 1, "logprob": null, "tokens": 0, "perplexity": null}));
-    assert!(said.contains("1 of 3 examples of `") && said.contains("are truncated to 5 tokens"), "{said}");
+    assert!(said.contains("1 of 3 texts of `") && said.contains("are truncated to 5 tokens"), "{said}");
 }
 
 #[test]

@@ -206,7 +206,7 @@ impl HeadOps for Cube {
         _: IntTensor<Self>,
         _: HeadOptions,
     ) -> FloatTensor<Self> {
-        unimplemented!("{NO_TOKEN_LOSSES}")
+        panic!("{NO_TOKEN_LOSSES}")
     }
 }
 
@@ -233,7 +233,7 @@ impl HeadKernels for Cube {
         _: HeadOptions,
         _: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2] {
-        unimplemented!("{NO_TOKEN_LOSSES}")
+        panic!("{NO_TOKEN_LOSSES}")
     }
 
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self> {
