@@ -152,7 +152,7 @@ for name, run in CASES.items():
     print(name, results[name], flush=True)
 with open(f"{OUT}/results.json", "w") as file:
     json.dump(results, file, indent=1); file.write("\n")
-# What nobody reads.
+# Files that are not read.
 for path in pathlib.Path(OUT).rglob("*"):
     if path.name in ("generation_config.json", "README.md"):
         path.unlink()

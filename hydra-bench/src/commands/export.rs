@@ -116,6 +116,10 @@ fn check(args: &ExportArgs) -> Result<(), Usage> {
         Format::Gguf if args.max_shard_size.is_some() => {
             "--max-shard-size applies to safetensors files, and a GGUF file is one file: omit it"
         }
+        Format::Gguf if args.out.exists() => "--out exists: pass the name of a file that does not",
+        Format::Safetensors if args.max_shard_size.is_some() && args.adapter.is_some() && !args.merge => {
+            "--max-shard-size applies to whole models, and adapters are one file: omit it, or pass --merge"
+        }
         _ => return Ok(()),
     };
     Err(Usage::new(refused))

@@ -55,6 +55,7 @@ pub(crate) fn run(mut args: PredictArgs, around: &Environment) -> Result<Outcome
              head decides"
         ));
     }
+    args.out.as_deref().map_or(Ok(()), check_out)?;
     let format = RowFormat::of(args.out.as_deref(), Path::new(&data))?;
     let adapters = AdapterSettings::of(args.adapter);
     if args.model.task.is_none() && classifies(&adapters)? {
@@ -90,9 +91,22 @@ pub(crate) fn run(mut args: PredictArgs, around: &Environment) -> Result<Outcome
     Ok(Outcome::Done)
 }
 
-/// Refuses rows with a field that a prediction would replace.
+/// Refuses a file that cannot be written, before the time that predictions take.
+fn check_out(out: &Path) -> Result<(), Usage> {
+    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match out.is_dir() || !parent.is_dir() {
+        true => Err(Usage::new(format!("--out `{}` must be a file in an existing directory", out.display()))),
+        false => Ok(()),
+    }
+}
+
+/// Refuses rows with a field that a prediction would replace, or whose column in a table has the name of one of its parts.
 fn check_names(rows: &InputRows, names: &[&str]) -> Result<()> {
-    match names.iter().find(|name| rows.fields().any(|row| row.contains_key(**name))) {
+    let is_taken = |name: &str| {
+        let part = format!("{name}.");
+        rows.fields().any(|row| row.keys().any(|key| key == name || key.starts_with(&part)))
+    };
+    match names.iter().find(|name| is_taken(name)) {
         Some(name) => bail!(
             "the rows of `{}` have a field `{name}`, which the predictions are written to: rename it",
             rows.path().display()

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 /// Calls `write` with a directory of a temporary name, and renames it to `out` when that succeeds. If it fails, nothing remains.
 /// `out` does not exist, or is an empty directory.
 pub(crate) fn new_directory(out: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let out = &plain(out)?;
     check_new(out)?;
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty());
     parent.map_or(Ok(()), fs::create_dir_all).with_context(|| could_not(out, "written"))?;
@@ -27,6 +28,18 @@ pub(crate) fn new_directory(out: &Path, write: impl FnOnce(&Path) -> Result<()>)
     let part = Unfinished { path, renamed: false };
     write(&part.path)?;
     part.rename(out).with_context(|| could_not(out, "written"))
+}
+
+/// The path without a slash at its end and without links, to which the suffix of a temporary name can be added.
+fn plain(out: &Path) -> Result<PathBuf> {
+    let path = if out.exists() { fs::canonicalize(out) } else { std::path::absolute(out) };
+    let path: PathBuf = path.with_context(|| could_not(out, "written"))?.components().collect();
+    match path.file_name() {
+        Some(_) => Ok(path),
+        None => {
+            bail!(Usage::new(format!("--out `{}` must name a directory that does not exist", out.display())))
+        }
+    }
 }
 
 /// Refuses a directory that has files, and a file.
@@ -94,6 +107,9 @@ mod tests {
         fs::create_dir(&out).unwrap();
         new_directory(&out, |dir| Ok(fs::write(dir.join("one"), "1")?)).unwrap();
         assert_eq!(fs::read_to_string(out.join("one")).unwrap(), "1");
+        let slash = PathBuf::from(format!("{}/", root.path().join("new").display()));
+        new_directory(&slash, |dir| Ok(fs::write(dir.join("one"), "1")?)).unwrap();
+        assert!(slash.join("one").exists());
         let error = new_directory(&out, |_| Ok(())).unwrap_err();
         assert!(error.is::<Usage>() && error.to_string().contains("is not empty"), "{error}");
         let other = root.path().join("c");

@@ -56,6 +56,7 @@ pub(super) fn metadata(
     };
     let json: Json = serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
     let vocabulary = Vocabulary::read(&json, layout.vocabulary)?.map_err(refused)?;
+    check(&json, vocabulary.of_characters).map_err(refused)?;
     let split = if vocabulary.of_characters { "default" } else { split(&json).map_err(refused)? };
     let mut metadata = vocabulary.metadata(split);
     let mut add = |key: &str, value: Value| metadata.push((format!("tokenizer.{key}"), value));
@@ -215,6 +216,30 @@ fn looks_special(token: &str) -> bool {
     token == "<pad>" || token == "<mask>" || token.starts_with("<|") && token.ends_with("|>")
 }
 
+/// Refuses what llama.cpp does not do: changes of texts before they are split, and tokens that depend on their place in a word.
+fn check(json: &Json, of_characters: bool) -> Result<(), String> {
+    let kind = |value: &Json| value["type"].as_str().unwrap_or_default().to_owned();
+    for key in ["continuing_subword_prefix", "end_of_word_suffix"] {
+        if json["model"][key].as_str().is_some_and(|text| !text.is_empty()) {
+            return Err(format!("its model has a `{key}`, which llama.cpp does not read"));
+        }
+    }
+    let (normalizer, splits) = (kind(&json["normalizer"]), kind(&json["pre_tokenizer"]));
+    if of_characters {
+        return match splits.as_str() {
+            "" | "Metaspace" => Ok(()),
+            other => Err(format!(
+                "it has tokens for bytes and splits texts by {other}, which llama.cpp has no name for"
+            )),
+        };
+    }
+    match normalizer.as_str() {
+        // The converter of llama.cpp leaves it out too.
+        "" | "NFC" => Ok(()),
+        other => Err(format!("its normalizer is {other}, which llama.cpp does not apply to tokens of bytes")),
+    }
+}
+
 /// llama.cpp's name of the way in which a byte-level tokenizer splits texts into words.
 fn split(json: &Json) -> Result<&'static str, String> {
     let parts = match &json["pre_tokenizer"] {
@@ -225,6 +250,18 @@ fn split(json: &Json) -> Result<&'static str, String> {
         one => vec![one.clone()],
     };
     let parts: Vec<&Map<String, Json>> = parts.iter().filter_map(Json::as_object).collect();
+    let truth = |part: &Map<String, Json>, key: &str| part.get(key).and_then(Json::as_bool);
+    for part in &parts {
+        let spaced = truth(part, "add_prefix_space") == Some(true);
+        let digits = truth(part, "individual_digits") == Some(false);
+        let removes = part.get("behavior").is_some_and(|found| found != "Isolated");
+        if spaced || digits || removes || truth(part, "invert") == Some(true) {
+            return Err(format!(
+                "it splits texts by {}, which llama.cpp has no name for",
+                Json::from((*part).clone())
+            ));
+        }
+    }
     let is = |part: &Map<String, Json>, kind: &str| part.get("type").is_some_and(|found| found == kind);
     let words = |part: &Map<String, Json>| part.get("use_regex").is_none_or(|found| found == true);
     let expression =

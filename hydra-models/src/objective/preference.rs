@@ -1,4 +1,4 @@
-//! Preferences: the losses of pairs of answers, of which one is chosen and one rejected.
+//! Preferences: the losses of pairs of a chosen and a rejected answer.
 
 use super::numbers;
 use burn::tensor::{FloatDType, Tensor, activation};
@@ -54,7 +54,7 @@ const PROMPT: usize = 2;
 pub const SEGMENTS: usize = 3;
 
 /// The loss of preference pairs. The last layer returns the log-probabilities `[pairs, 3]` of the chosen answers, the
-/// rejected ones and the prompts. Parts 1 and 2 of the targets say which tokens these are and how many, and the last part
+/// rejected ones and the prompts. Parts 1 and 2 of the targets hold their tokens' segments and the numbers of tokens, and the last part
 /// holds the reference's log-probabilities of both answers, `[pairs, 2]`, if the loss has a reference.
 ///
 /// For KTO an item is one answer, and what is rejected is the answer of another item after the same prompt. Part 3 of the

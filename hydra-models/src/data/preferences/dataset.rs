@@ -21,8 +21,8 @@ use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 /// `3 * i + 2` (the prompt before the chosen answer, without its first token, if the loss reads it).
 ///
 /// For KTO an item is one answer. The first text of its pair is the prompt with the answer, and the second one the prompt
-/// with the answer of the item before it in the dataset, of which the first one follows the last one. (TRL takes the item
-/// before it in blocks of a minibatch.) Part 3 of the targets says which answers are desirable, `F32` `[items]`, 1 or 0.
+/// with the answer of the item before it in the dataset; the first item has that of the last one. (TRL takes the item
+/// before it in blocks of a minibatch.) Part 3 of the targets names the desirable answers, `F32` `[items]`, 1 or 0.
 ///
 /// For a reward model, part 0 is not used, and parts 1 to 3 are the [`Sequences`](crate::parts::Sequences) of the texts,
 /// `[pairs, 2]`.
@@ -45,7 +45,7 @@ pub struct PreferencePairs {
     reads: Reads,
 }
 
-/// What a batch says of its texts.
+/// What the targets of a batch hold.
 #[derive(Clone, Copy, Debug)]
 enum Reads {
     /// The answers, and the chosen prompts if `prompts`.

@@ -83,7 +83,7 @@ impl PreferenceFiles {
     /// Builds datasets of one context length from these splits.
     ///
     /// # Errors
-    /// A missing split, a row that cannot be encoded for the model, or a split of which the context leaves nothing.
+    /// A missing split, a row that cannot be encoded for the model, or a split without any pair that fits in the context.
     pub fn splits(&self, splits: &[Split], form: &PairForm<'_>) -> Result<TokenSplits, DataError> {
         let kto = form.loss == Some(PreferenceLoss::Kto);
         let (mut tally, mut skipped, mut equal, mut cut) = (Tally::default(), 0, 0, Cut::default());

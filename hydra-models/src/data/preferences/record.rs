@@ -68,7 +68,7 @@ impl Record {
         Ok(Self { content, label })
     }
 
-    /// The record of one of the answers, of which the first is desirable.
+    /// The record of one of the answers; the first is desirable.
     pub(super) fn alone(&self, answer: usize) -> Self {
         let content = match self.content.clone() {
             Content::Texts { prompt, answers } => {
