@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use hydra_core::ByteSize;
 use hydra_models::data::DecodeMemory;
 use hydra_models::gguf::GgufType;
+use hydra_models::lora::Base;
 use hydra_models::weights::StoredWeights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +26,9 @@ pub(crate) struct ExportArgs {
     /// Adapters of the model, written by PEFT or by a task of a run
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) adapter: Option<String>,
+    /// Quantize the linear layers of the model below the adapters, as in training with --base
+    #[arg(long, value_name = "TYPE", value_parser = flags::named::<Base>(&["nf4"]))]
+    pub(crate) base: Option<Base>,
     /// Merge the adapters into the model's weights; without it, the adapters are exported alone
     #[arg(long)]
     pub(crate) merge: bool,
@@ -133,13 +137,19 @@ fn resolve(args: &mut ExportArgs) -> Result<AdapterSettings> {
     let mut settings = ModelSettings { model: args.model.take(), ..flags::defaults() };
     find_base(&mut settings, &mut args.adapter)?;
     args.model = settings.model;
+    if args.base.is_some() && !args.merge {
+        bail!(Usage::new(
+            "--base applies to the model that adapters are merged into: pass --adapter DIR --merge too"
+        ));
+    }
     if args.merge && args.adapter.is_none() {
         bail!(Usage::new("--merge merges adapters: pass --adapter DIR too"));
     }
     if args.format == Format::Gguf && args.adapter.is_some() && !args.merge {
         bail!(Usage::new("--format gguf writes whole models: pass --merge to merge the adapters"));
     }
-    Ok(AdapterSettings { merge: args.merge, ..AdapterSettings::of(args.adapter.clone()) })
+    let (merge, base) = (args.merge, args.base);
+    Ok(AdapterSettings { merge, base, ..AdapterSettings::of(args.adapter.clone()) })
 }
 
 fn write(exported: &Trained, dir: &Path) -> Result<()> {

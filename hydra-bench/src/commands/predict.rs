@@ -5,7 +5,7 @@ use crate::session::predict::Predicts;
 use crate::session::rows_out::RowFormat;
 use crate::session::{Environment, Model, decode_memory, note_of_memory};
 use crate::settings::{
-    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, values,
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags, values,
 };
 use crate::terminal::{Outcome, Usage, tell};
 use anyhow::{Context as _, Result, bail};
@@ -13,6 +13,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_core::{ByteSize, replace_file};
 use hydra_models::data::InputRows;
+use hydra_models::lora::Base;
 use serde_json::{Map, Value};
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
@@ -28,6 +29,9 @@ pub(crate) struct PredictArgs {
     /// Predict with the adapters in this directory, written by PEFT or by a task of a run
     #[arg(long, value_name = "DIR", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) adapter: Option<String>,
+    /// Quantize the linear layers of the model below the adapters, as in training with --base
+    #[arg(long, value_name = "TYPE", value_parser = flags::named::<Base>(&["nf4"]))]
+    pub(crate) base: Option<Base>,
     /// Texts per forward pass of a classifier; the outputs change only by rounding. A language model scores one text at a time
     /// [default: 8]
     #[arg(long, value_name = "N", value_parser = values::batch, allow_hyphen_values = true)]
@@ -57,12 +61,13 @@ pub(crate) fn run(mut args: PredictArgs, around: &Environment) -> Result<Outcome
     }
     args.out.as_deref().map_or(Ok(()), check_out)?;
     let format = RowFormat::of(args.out.as_deref(), Path::new(&data))?;
-    let adapters = AdapterSettings::of(args.adapter);
+    let adapters = AdapterSettings { base: args.base, ..AdapterSettings::of(args.adapter) };
     if args.model.task.is_none() && classifies(&adapters)? {
         args.model.task = Some(TaskName::Classify);
     }
     let spec = args.model.resolve()?;
     devices.check_dtype(spec.dtype)?;
+    adapters.check(&spec)?;
     let rows = InputRows::open(Path::new(&data), &spec.columns)?;
     let mut model = Model::load(&spec, &decode_memory(&devices, &around.machine))?;
     let (content, predicts) = model.rows(&rows, &adapters)?;

@@ -11,7 +11,7 @@ use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
 use hydra_models::data::{Content, DecodeMemory, InputRows, Split, WithReference};
 use hydra_models::family::{self, Labels};
 use hydra_models::gguf::{GgufType, GgufWriter};
-use hydra_models::lora::{AdapterDir, AdapterWriter, Lora, MergedWriter, Plan};
+use hydra_models::lora::{AdapterDir, AdapterWriter, Base, Lora, MergedWriter, Plan};
 use hydra_models::objective::Predictions;
 use hydra_models::tokenizer::{Tokenizer, TokenizerWriter};
 use hydra_models::weights::{SaveForm, SavedType};
@@ -127,7 +127,7 @@ impl Model {
         let lora = match &adapter {
             Some(adapter) => Some(Self::on_base(adapter, adapters)),
             // New adapters change nothing.
-            None => rank.filter(|_| self.needs_adapters(adapters)).map(|rank| self.lora(adapters, rank)),
+            None => rank.map(|rank| self.lora(adapters, rank)).filter(|lora| self.needs_adapters(lora.base)),
         };
         self.scoring(lora, adapter)
     }
@@ -135,19 +135,19 @@ impl Model {
     /// Returns the same chain for adapters that were trained: the model without them.
     pub(crate) fn base_reference(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
         let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
-        let lora = adapter.filter(|_| self.needs_adapters(adapters));
-        self.scoring(lora.map(|adapter| Self::on_base(&adapter, adapters)), None)
+        let lora = adapter.map(|adapter| Self::on_base(&adapter, adapters));
+        self.scoring(lora.filter(|lora| self.needs_adapters(lora.base)), None)
     }
 
     /// Returns whether the base of adapters is another model than the one without adapters: its weights are drawn, or stored
     /// in another form.
-    fn needs_adapters(&self, adapters: &AdapterSettings) -> bool {
-        self.is_drawn() || adapters.base.is_some()
+    fn needs_adapters(&self, base: Base) -> bool {
+        self.is_drawn() || base != Base::Float || self.model.is_quantized()
     }
 
     /// The settings of adapters on the base of the settings.
     fn on_base(adapter: &AdapterDir, adapters: &AdapterSettings) -> Lora {
-        Lora { base: adapters.base.unwrap_or_default(), ..adapter.lora().clone() }
+        Lora { base: adapters.base.unwrap_or(adapter.lora().base), ..adapter.lora().clone() }
     }
 
     /// New adapters of this rank.
@@ -231,7 +231,7 @@ impl Model {
         let Some(adapter) = adapters.adapter.as_ref().map(AdapterDir::open).transpose()? else {
             return Ok((Arc::new(model.chain().with_context(failed)?), writer(model)?, dtype));
         };
-        let lora = adapter.lora().clone();
+        let lora = Self::on_base(&adapter, adapters);
         let merged = MergedWriter::with(model, lora.clone(), writer)?;
         let chain = model.adapted(&lora, Some(adapter)).with_context(failed)?;
         Ok((Arc::new(chain), Arc::new(merged), dtype))

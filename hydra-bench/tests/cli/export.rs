@@ -347,3 +347,46 @@ fn what_a_gguf_file_cannot_hold_is_refused_by_name() {
     let flags = ["--model", trained.to_str().unwrap(), "--format", "gguf"];
     refused(&flags, "a.gguf", 1, &["a classifier", "--format safetensors"]);
 }
+
+#[test]
+fn adapters_of_a_quantized_base_are_evaluated_predicted_and_merged_on_it() {
+    let root = TempDir::new().unwrap();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/preferences");
+    let (model, data) = (fixtures.join("llama").display().to_string(), root.path().join("rows.jsonl"));
+    let rows = (0..20).map(|i| format!("{{\"text\": \"Praise the film: it made me smile {i}\"}}\n"));
+    fs::write(&data, rows.collect::<String>()).unwrap();
+    let (data, out) = (data.display(), root.path().join("run"));
+    let done = |command: String| {
+        let output = hydra(&command.split_whitespace().collect::<Vec<_>>()).output().unwrap();
+        let err = text(&output.stderr);
+        assert!(output.status.success(), "{command}: {err}");
+        (text(&output.stdout), err)
+    };
+    done(format!(
+        "train --model {model} --base nf4 --lora 4 --data {data} --lr 1e-2 --batch 4 --steps 4 --context 32 --devices cpu:1x1 --out {}",
+        out.display()
+    ));
+    let adapter = json(&out.join("report.json"))["tasks"][0]["model_dir"].as_str().unwrap().to_owned();
+    let loss = |of: &str| {
+        let (said, err) =
+            done(format!("eval {of} --data {data} --context 32 --split train --devices cpu:1x1 --json"));
+        (serde_json::from_str::<serde_json::Value>(&said).unwrap()["loss"].as_f64().unwrap(), err)
+    };
+    let (quantized, said) = loss(&format!("--model {model} --adapter {adapter}"));
+    assert!(said.contains("were trained on a base that was quantized to nf4"), "{said}");
+    assert_eq!(loss(&format!("--model {model} --adapter {adapter} --base nf4")).0, quantized);
+    let merged = root.path().join("merged");
+    done(format!("export --model {model} --adapter {adapter} --merge --out {}", merged.display()));
+    let whole = loss(&format!("--model {}", merged.display())).0;
+    assert!((whole - quantized).abs() < 1e-6 * quantized, "{whole} for {quantized}");
+    let (predicted, _) = done(format!(
+        "predict --model {model} --adapter {adapter} --data {data} --context 32 --devices cpu:1x1"
+    ));
+    let figure = |row: &str, name: &str| {
+        serde_json::from_str::<serde_json::Value>(row).unwrap()[name].as_f64().unwrap()
+    };
+    // The training split is the first sixteen rows.
+    let sums = |name: &str| predicted.lines().take(16).map(|row| figure(row, name)).sum::<f64>();
+    let mean = -sums("logprob") / sums("tokens");
+    assert!((mean - quantized).abs() < 1e-5 * quantized, "{mean} for {quantized}");
+}

@@ -2,7 +2,8 @@
 
 use super::plan::Plan;
 use super::{
-    CLASSIFIERS, CONFIG, LABELS, Lora, PREFIX, PROBLEM, WEIGHTS, base_layer_name, is_adapter, json, peft_name,
+    BASE, Base, CLASSIFIERS, CONFIG, LABELS, Lora, NF4, PREFIX, PROBLEM, WEIGHTS, base_layer_name,
+    is_adapter, json, peft_name,
 };
 use crate::ModelError;
 use crate::family::supported::refuse;
@@ -77,8 +78,17 @@ impl AdapterDir {
         {
             return Err(ModelError::AdapterFile { path: other, directory: path });
         }
-        let notes = notes.into_iter().map(|note| format!("{}: {note}", config.display())).collect();
+        let mut notes: Vec<String> =
+            notes.into_iter().map(|note| format!("{}: {note}", config.display())).collect();
         let file = Arc::new(TensorFile::open(&weights)?);
+        let mut lora = lora;
+        if file.text(BASE) == Some(NF4) {
+            lora.base = Base::Nf4;
+            notes.push(format!(
+                "the adapters in `{}` were trained on a base that was quantized to {NF4}, and so it is here",
+                path.display()
+            ));
+        }
         let classes = file.text(LABELS).map(|labels| classes(&weights, labels)).transpose()?;
         Ok(Self { path, config: Arc::new(keys), lora, notes, file, classes, places: Arc::default() })
     }

@@ -97,8 +97,7 @@ impl Merged<'_> {
         wanted: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), WeightError> {
-        // The plain model has its weights as its files do.
-        if self.writer.fan_in_fan_out && self.chain.buffers()[buffer].encoding == Encoding::Nf4 {
+        if self.is_turned(buffer) {
             let mut values = vec![0.0; param.len];
             self.stored((buffer, param), 0..param.len, &mut values)?;
             out.copy_from_slice(&transposed(&values, param.shape[1])[wanted]);
@@ -122,6 +121,11 @@ impl Merged<'_> {
         })
     }
 
+    /// Whether a buffer has matrices that are transposed in the plain model, which has its weights as its files do.
+    fn is_turned(&self, buffer: usize) -> bool {
+        self.writer.fan_in_fan_out && self.chain.buffers()[buffer].encoding == Encoding::Nf4
+    }
+
     fn values(&self, (buffer, param): (usize, &BufferParam)) -> Result<Vec<f32>, WeightError> {
         let mut values = vec![0.0; param.len];
         self.read((buffer, param), 0..param.len, &mut values)?;
@@ -138,7 +142,9 @@ impl Merged<'_> {
         };
         let base = self.find(name).ok_or_else(missing)?;
         let map = name.rsplit_once('.').map_or("", |(map, _)| map);
-        if self.writer.plan.adapter(map).is_none() || is_adapter(name) {
+        let is_own = self.writer.plan.adapter(map).is_none() || is_adapter(name);
+        // A transposed matrix is kept too, because each part needs all of it.
+        if is_own && !self.is_turned(base.0) {
             return self.read(base, wanted, out);
         }
         let mut last = self.last.borrow_mut();

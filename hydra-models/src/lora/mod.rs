@@ -42,6 +42,11 @@ const LABELS: &str = "id2label";
 /// The metadata of the weights' file with what a classifier's outputs mean, a Transformers `problem_type`.
 const PROBLEM: &str = "problem_type";
 
+/// The key of the form of the base, if it is quantized, in the metadata of an adapter's weight file.
+const BASE: &str = "base";
+/// Its value for [`Base::Nf4`].
+const NF4: &str = "nf4";
+
 /// The prefix of PEFT's names.
 const PREFIX: &str = "base_model.model.";
 

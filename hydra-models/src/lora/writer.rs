@@ -1,7 +1,8 @@
 //! Writes adapters in PEFT's format.
 
 use super::{
-    AdapterDir, CONFIG, LABELS, Lora, PROBLEM, WEIGHTS, base_layer_name, is_adapter, json, peft_name,
+    AdapterDir, BASE, Base, CONFIG, LABELS, Lora, NF4, PROBLEM, WEIGHTS, base_layer_name, is_adapter, json,
+    peft_name,
 };
 use crate::family::{Adapting, HeadConfig, Model};
 use crate::weights::{SavedType, failed, write_with_metadata};
@@ -99,8 +100,9 @@ impl ModelWriter for AdapterWriter {
                 (PROBLEM, head.problem().name().to_owned()),
             ]
         };
-        let labels: Vec<(&str, String)> = self.head.iter().flat_map(labels).collect();
-        write_with_metadata(chain, buffers, &weights, self.saved, &name, &labels)?;
+        let base = (self.lora.base == Base::Nf4).then(|| (BASE, NF4.to_owned()));
+        let metadata: Vec<(&str, String)> = self.head.iter().flat_map(labels).chain(base).collect();
+        write_with_metadata(chain, buffers, &weights, self.saved, &name, &metadata)?;
         let text = self.config_text().map_err(|e| failed(&config, e.into()))?;
         replace_file(&config, |out| out.write_all(&text)).map_err(|e| failed(&config, e))
     }

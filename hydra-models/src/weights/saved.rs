@@ -53,8 +53,14 @@ impl SavedType {
         let mut found = None;
         for file in files {
             let file = TensorFile::open(file)?;
-            for name in file.names() {
-                let of_tensor = match file.info(&name).map(|info| info.dtype) {
+            let names = file.names();
+            // A quantized matrix has tensors of its own, which are no weights.
+            let parts: Vec<String> =
+                names.iter().filter_map(|name| name.strip_suffix("absmax").map(str::to_owned)).collect();
+            for name in names.iter().filter(|name| !parts.iter().any(|part| name.starts_with(part.as_str())))
+            {
+                let name = name.as_str();
+                let of_tensor = match file.info(name).map(|info| info.dtype) {
                     Some(Dtype::F32) => Self::F32,
                     Some(Dtype::BF16) => Self::Bf16,
                     Some(Dtype::F16) => Self::F16,

@@ -1,12 +1,12 @@
 //! The initial weights of a chain as its buffers, for writing a model that is not trained.
 
 use bytes::Bytes;
-use hydra_core::{Chain, ParamBufferReader, WeightError};
+use hydra_core::{Chain, Encoding, ParamBufferReader, WeightError, nf4};
 use std::cell::RefCell;
 use std::ops::Range;
 
 /// Reads the buffers of a chain from the chain's own source. If the source can read parts, at most a part is in memory;
-/// otherwise the last buffer is.
+/// otherwise the last buffer is. A quantized buffer has the values of its blocks.
 pub struct StoredWeights<'a> {
     chain: &'a Chain,
     /// The seed of weights that the source draws.
@@ -20,6 +20,12 @@ impl<'a> StoredWeights<'a> {
     pub fn new(chain: &'a Chain, seed: u64) -> Self {
         Self { chain, seed, last: RefCell::default() }
     }
+
+    /// Returns whether the source has other values of a buffer than those of the blocks that training quantizes them to.
+    fn is_quantized_here(&self, buffer: usize) -> bool {
+        let nf4 = self.chain.buffers()[buffer].encoding == Encoding::Nf4;
+        nf4 && !self.chain.source().is_quantized(self.chain, buffer)
+    }
 }
 
 impl ParamBufferReader for StoredWeights<'_> {
@@ -31,13 +37,22 @@ impl ParamBufferReader for StoredWeights<'_> {
         *last = None;
         let mut values = vec![0_f32; self.chain.buffers()[buffer].elements];
         self.chain.source().fill(self.chain, buffer, self.seed, &mut values)?;
+        if self.is_quantized_here(buffer) {
+            for param in &self.chain.buffers()[buffer].params {
+                let values = &mut values[param.range()];
+                let mut blocks = vec![0; nf4::bytes_of(0..values.len()).len()];
+                nf4::quantize(values, &mut blocks);
+                nf4::dequantize(&blocks, 0, values);
+            }
+        }
         let bytes = of_floats(values);
         *last = Some((buffer, bytes.clone()));
         Ok(bytes)
     }
 
     fn part(&self, buffer: usize, elements: Range<usize>) -> Result<Bytes, WeightError> {
-        let Some(read) = self.chain.source().parts(self.chain, buffer) else {
+        let parts = self.chain.source().parts(self.chain, buffer);
+        let Some(read) = parts.filter(|_| !self.is_quantized_here(buffer)) else {
             let each = size_of::<f32>();
             return Ok(self.buffer(buffer)?.slice(elements.start * each..elements.end * each));
         };
