@@ -231,6 +231,7 @@ impl Model {
         let Some(adapter) = adapters.adapter.as_ref().map(AdapterDir::open).transpose()? else {
             return Ok((Arc::new(model.chain().with_context(failed)?), writer(model)?, dtype));
         };
+        tell_base(&adapter, adapters);
         let lora = Self::on_base(&adapter, adapters);
         let merged = MergedWriter::with(model, lora.clone(), writer)?;
         let chain = model.adapted(&lora, Some(adapter)).with_context(failed)?;
@@ -266,6 +267,7 @@ impl Model {
         let plan = model.plan(&lora).with_context(failed)?;
         let unused = adapter.iter().flat_map(AdapterDir::notes).chain(plan.notes());
         unused.for_each(|unused| tell(&format!("note: {unused}")));
+        adapter.iter().for_each(|adapter| tell_base(adapter, adapters));
         let own = elements(&chain, |buffer| buffer.trained);
         let (writer, elements): (Arc<dyn ModelWriter>, u64) = match adapters.merge {
             true => {
@@ -412,6 +414,13 @@ pub(crate) fn quantized(name: &str) -> Usage {
     Usage::new(format!(
         "`{name}` has quantized matrices, which cannot be trained; pass --lora RANK to train adapters of them"
     ))
+}
+
+/// Prints the note on the base of adapters, if their file decides it.
+fn tell_base(adapter: &AdapterDir, adapters: &AdapterSettings) {
+    if adapters.base.is_none() && adapter.lora().base == Base::Nf4 {
+        tell("note: the adapters were trained on a base that was quantized to nf4, and so it is here");
+    }
 }
 
 /// Counts the parameters in the buffers of a chain for which `some` is true.

@@ -120,7 +120,6 @@ fn a_base_in_four_bits_has_the_same_bits_spilled_and_is_evaluated_as_it_was_trai
         };
         let (reported, own) = (whole["test"]["loss"].as_f64().unwrap(), with(&["--base", "nf4"]));
         assert!((reported - own).abs() < 1e-6, "{reported} and {own}");
-        assert_ne!(own, with(&[]), "the base in floats computes something else");
     }
     let merged = root.path().join("merged");
     let task = tuned(&merged, "--lora 4 --base nf4 --merge --device-memory 64MiB")["tasks"][0].clone();

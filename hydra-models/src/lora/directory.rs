@@ -71,23 +71,17 @@ impl AdapterDir {
         let path = path.into();
         let config = path.join(CONFIG);
         let keys: Map<String, Value> = read_json(&config)?;
-        let (lora, notes) = json::lora(&keys).map_err(|error| in_config_file(&path, error))?;
+        let (mut lora, notes) = json::lora(&keys).map_err(|error| in_config_file(&path, error))?;
         let weights = path.join(WEIGHTS);
         if let Some(other) = OTHERS.iter().map(|name| path.join(name)).find(|other| other.is_file())
             && !weights.is_file()
         {
             return Err(ModelError::AdapterFile { path: other, directory: path });
         }
-        let mut notes: Vec<String> =
-            notes.into_iter().map(|note| format!("{}: {note}", config.display())).collect();
+        let notes = notes.into_iter().map(|note| format!("{}: {note}", config.display())).collect();
         let file = Arc::new(TensorFile::open(&weights)?);
-        let mut lora = lora;
         if file.text(BASE) == Some(NF4) {
             lora.base = Base::Nf4;
-            notes.push(format!(
-                "the adapters in `{}` were trained on a base that was quantized to {NF4}, and so it is here",
-                path.display()
-            ));
         }
         let classes = file.text(LABELS).map(|labels| classes(&weights, labels)).transpose()?;
         Ok(Self { path, config: Arc::new(keys), lora, notes, file, classes, places: Arc::default() })
