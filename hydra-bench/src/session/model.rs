@@ -110,9 +110,9 @@ impl Model {
         self.objective.is_some_and(PairObjective::has_reference)
     }
 
-    /// Returns whether it trains on pairs of answers.
-    pub(crate) fn reads_pairs(&self) -> bool {
-        self.objective.is_some()
+    /// Returns whether its loss needs the log-probabilities of answers.
+    pub(crate) fn has_preference_loss(&self) -> bool {
+        self.objective.is_some_and(PairObjective::is_preference)
     }
 
     /// Returns whether initial weights are drawn from a seed.

@@ -49,9 +49,9 @@ pub(super) fn references(
     models: &[(Model, Data)],
     around: &Environment,
 ) -> Result<Vec<Reference>> {
-    let pairs = models.iter().any(|(model, _)| model.reads_pairs());
+    let preferences = models.iter().any(|(model, _)| model.has_preference_loss());
     let is_cpu = |kind: &DeviceKind| matches!(kind, DeviceKind::Cpu);
-    if pairs && !devices(&spec.devices, &around.machine).iter().all(|device| is_cpu(&device.kind)) {
+    if preferences && !devices(&spec.devices, &around.machine).iter().all(|device| is_cpu(&device.kind)) {
         return Err(Usage::new("preference losses are computed on CPUs: pass --devices cpu").into());
     }
     let with = models.iter().zip(spec.all_models()).filter(|((model, _), _)| model.has_reference());

@@ -36,8 +36,8 @@ impl RowFormat {
         }
     }
 
-    /// Writes rows. The columns of a table are the names of all rows' fields in the order of their first appearance; an object
-    /// has a column `FIELD.NAME` for each of its names, and a list is JSON.
+    /// Writes rows. The columns of a table are the names of all rows' fields in the order of their first appearance. Each field
+    /// of an object is a column `FIELD.NAME`, and lists are written as JSON.
     pub(crate) fn write(self, rows: &[Map<String, Value>], out: &mut dyn Write) -> io::Result<()> {
         let Self::Table(separator) = self else {
             return rows.iter().try_for_each(|row| writeln!(out, "{}", serde_json::to_string(row)?));

@@ -1,7 +1,7 @@
 //! Classifiers of texts: the same bits whole, cut and on several devices; selected by a metric, evaluated from their written
 //! files, with adapters; labels and settings that do not fit are refused.
 
-use crate::common::{fails, hydra, json, notes, text};
+use crate::common::{fails, hydra, json, noted, text};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -33,14 +33,6 @@ static TWEETS: LazyLock<(TempDir, String)> = LazyLock::new(|| {
 
 fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
-}
-
-/// The output of a command that succeeds, and its notes.
-fn noted(command: &str) -> [String; 2] {
-    let output = hydra(&words(command)).output().unwrap();
-    let err = text(&output.stderr);
-    assert!(output.status.success(), "{command}: {err}");
-    [text(&output.stdout), notes(&err)]
 }
 
 /// The task of a run. Its one note is on the labels.

@@ -36,6 +36,14 @@ pub fn notes(err: &str) -> String {
     err.split_inclusive('\n').filter(|line| !is_progress(line)).collect()
 }
 
+/// Standard output of a command that succeeds, and the [notes] on standard error. Arguments are separated by white space.
+pub fn noted(command: &str) -> [String; 2] {
+    let output = hydra(&command.split_whitespace().collect::<Vec<_>>()).output().unwrap();
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{command}: {err}");
+    [text(&output.stdout), notes(&err)]
+}
+
 /// Standard output of a run that succeeds and prints only progress on standard error.
 pub fn says(arguments: &[&str]) -> String {
     let output = hydra(arguments).output().unwrap();

@@ -182,7 +182,7 @@ fn texts_have_the_log_probability_that_an_evaluation_sums() {
     assert_eq!(evaluated["predicted_tokens"].as_f64().unwrap(), sum("tokens"));
     let loss = -sum("logprob") / sum("tokens");
     assert!((loss - evaluated["loss"].as_f64().unwrap()).abs() < 1e-6, "{loss} and {evaluated}");
-    // Texts, one of which has no token to predict, and one that is cut.
+    // The second text has no token to predict, and the third is cut.
     let texts = root.path().join("texts.jsonl");
     fs::write(&texts, "{\"text\": \"abc\"}\n{\"input_ids\": [7], \"n\": 1}\n{\"text\": \"abcdefgh\"}\n")
         .unwrap();

@@ -1,7 +1,7 @@
 //! Preference losses and reward models: the losses and rewards of TRL, from its models and adapters; the same bits whole, cut
 //! and on several devices; one reference for all tasks; rows and settings that do not fit are refused.
 
-use crate::common::{fails, hydra, json, notes, text};
+use crate::common::{fails, json, noted};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,14 +43,6 @@ static MANY: LazyLock<(TempDir, String)> = LazyLock::new(|| {
 
 fn words(command: &str) -> Vec<&str> {
     command.split_whitespace().collect()
-}
-
-/// The output of a command that succeeds, and its notes.
-fn noted(command: &str) -> [String; 2] {
-    let output = hydra(&words(command)).output().unwrap();
-    let err = text(&output.stderr);
-    assert!(output.status.success(), "{command}: {err}");
-    [text(&output.stdout), notes(&err)]
 }
 
 /// The first task of a run.

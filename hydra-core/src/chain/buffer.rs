@@ -9,6 +9,8 @@ use std::ops::Range;
 pub const BUFFER_ALIGN: usize = 512;
 
 const ALIGN_ELEMENTS: usize = BUFFER_ALIGN / size_of::<f32>();
+/// Every parameter begins with a block.
+const _: () = assert!(ALIGN_ELEMENTS.is_multiple_of(nf4::BLOCK));
 
 /// A reference to a layer's parameter: a buffer and an index in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! NF4, the 4-bit type of frozen matrices (Dettmers et al., "QLoRA", 2023), as bitsandbytes computes it.
 //!
-//! A matrix is quantized in blocks of [`BLOCK`] consecutive elements in row-major order, across the ends of rows. A block
-//! has a scale, its largest magnitude, and for each element the index of an entry of [`TABLE`]; the element's value is the
-//! entry times the scale, rounded once to `f32`.
+//! A matrix is quantized in blocks of [`BLOCK`] consecutive elements in row-major order, across the ends of rows. The scale
+//! of a block is its largest magnitude. Each element is stored as an index into [`TABLE`], and its value is this entry
+//! times the scale, rounded once to `f32`.
 //!
 //! In memory a block is [`BLOCK_BYTES`] bytes: the scale as `f32` in native byte order, and the indices, two in a byte: the
 //! first of a pair is in the high half. The last block of a matrix can have fewer elements, and has as many

@@ -65,6 +65,11 @@ impl std::iter::Sum for Cut {
     }
 }
 
+/// The mean units of this many items of a dataset with `units` units in `len` items, rounded.
+pub(super) fn mean_units(units: usize, len: usize, items: usize) -> usize {
+    (units * items + len / 2) / len
+}
+
 /// Passes lists of numbers to `to`, each preceded by its length.
 pub(super) fn numbers(lists: &[&[u32]], to: &mut dyn FnMut(&[u8])) {
     /// Numbers per call.

@@ -213,7 +213,9 @@ fn merge(merge: &Json) -> Option<(String, String)> {
 
 /// Returns whether a token that is not marked as special is one by its form, as llama.cpp's converter decides it.
 fn looks_special(token: &str) -> bool {
-    token == "<pad>" || token == "<mask>" || token.starts_with("<|") && token.ends_with("|>")
+    let is_between = |start: &str, end: &str| token.starts_with(start) && token.ends_with(end);
+    let named = ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&token);
+    named || is_between("<|", "|>") || is_between("<\u{ff5c}", "\u{ff5c}>") || is_between("<unused", ">")
 }
 
 /// Refuses what llama.cpp does not do: changes of texts before they are split, and tokens that depend on their place in a word.
@@ -301,6 +303,16 @@ fn prefixes(json: &Json) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn tokens_of_the_form_of_special_ones_are_special() {
+        for token in ["<|im_end|>", "<\u{ff5c}User\u{ff5c}>", "<unused7>", "<mask>"] {
+            assert!(looks_special(token), "{token}");
+        }
+        for token in ["<think>", "<|im_end", "unused7>", "pad"] {
+            assert!(!looks_special(token), "{token}");
+        }
+    }
 
     #[test]
     fn splits_are_known_by_their_names() {

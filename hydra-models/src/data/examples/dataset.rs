@@ -2,7 +2,7 @@
 
 use super::encode::Example;
 use super::pack;
-use crate::data::source::numbers;
+use crate::data::source::{mean_units, numbers};
 use crate::data::{Content, Cut, DataError, TokenForm};
 use crate::ops::IGNORED;
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
@@ -262,7 +262,7 @@ impl Dataset for Examples {
 
     fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
         let first: Vec<usize> = (0..items.min(self.len())).collect();
-        let units = (self.ids.len() * first.len() + self.len() / 2) / self.len();
+        let units = mean_units(self.ids.len(), self.len(), first.len());
         Ok(Batch { units, ..self.batch_with(&first, |tokens| self.context - tokens)? })
     }
 

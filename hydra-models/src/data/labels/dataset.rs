@@ -3,7 +3,7 @@
 use super::class::Target;
 use super::files::LabelForm;
 use crate::data::examples::range;
-use crate::data::source::numbers;
+use crate::data::source::{mean_units, numbers};
 use crate::data::{Content, Cut, DataError};
 use crate::tokenizer::TokenSequence;
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
@@ -227,7 +227,7 @@ impl Dataset for LabelledTexts {
 
     fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
         let first: Vec<usize> = (0..items.min(self.len())).collect();
-        let units = (self.ids.len() * first.len() + self.len() / 2) / self.len();
+        let units = mean_units(self.ids.len(), self.len(), first.len());
         Ok(Batch { units, ..self.batch_with(&first, |tokens| self.context - tokens)? })
     }
 

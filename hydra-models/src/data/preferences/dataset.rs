@@ -3,7 +3,7 @@
 use super::encode::Encoded;
 use super::files::PairForm;
 use crate::data::examples::range;
-use crate::data::source::numbers;
+use crate::data::source::{mean_units, numbers};
 use crate::data::{Content, Cut, DataError};
 use crate::objective::SEGMENTS;
 use crate::ops::IGNORED;
@@ -244,7 +244,7 @@ impl Dataset for PreferencePairs {
 
     fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
         let first: Vec<usize> = (0..items.min(self.len())).collect();
-        let units = (self.ids.len() * first.len() + self.len() / 2) / self.len();
+        let units = mean_units(self.ids.len(), self.len(), first.len());
         Ok(Batch { units, ..self.batch_with(&first, |tokens| self.context - tokens)? })
     }
 
