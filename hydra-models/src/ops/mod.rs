@@ -40,7 +40,7 @@ pub use attention::{
 };
 pub(crate) use attention::{grouped_working_elements, working_elements as attention_working_elements};
 #[cfg(feature = "cube")]
-pub use cube::supports;
+pub use cube::{products_library, supports};
 pub use depthwise::depthwise;
 pub use dropout::{dropout, dropout_onto};
 pub use embedding::{embedding, lookup};

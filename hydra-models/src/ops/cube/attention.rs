@@ -54,18 +54,20 @@ impl Shape {
 
     /// Copies a part of a group's heads out of the matrix of all heads: `[heads, tokens, head width]`.
     fn split(self, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) -> CubeTensor {
-        let out = floats(all, [group.len(), self.tokens, self.head_width]);
-        let (cubes, layout) = (elements(&out, out.meta.num_elements()), self.layout(group, parts));
+        let (out, run) =
+            (floats(all, [group.len(), self.tokens, self.head_width]), kernels::run(self.head_width));
+        let (cubes, layout) = (elements(&out, out.meta.num_elements() / run), self.layout(group, parts));
         let (client, all, float) = (&out.client, arg(all), float(all));
-        kernels::split_heads::launch(client, cubes, units(), all, arg(&out), layout, part, float);
+        kernels::split_heads::launch(client, cubes, units(), all, arg(&out), layout, part, run, float);
         out
     }
 
     /// Writes a group's heads to a part of the matrix of all heads.
     fn merge(self, heads: CubeTensor, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) {
-        let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, parts));
+        let run = kernels::run(self.head_width);
+        let (cubes, layout) = (elements(&heads, heads.meta.num_elements() / run), self.layout(group, parts));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
-        kernels::merge_heads::launch(client, cubes, units(), heads, arg(all), layout, part, float);
+        kernels::merge_heads::launch(client, cubes, units(), heads, arg(all), layout, part, run, float);
     }
 
     /// Computes the output of a group.

@@ -63,10 +63,11 @@ impl<'a> Heads<'a> {
     /// Copies the heads of a group out of the matrix of all heads; `shared` of them use one: `[heads, tokens, head
     /// width]`.
     fn split(&self, all: &CubeTensor, group: &Range<usize>, shared: usize) -> CubeTensor {
-        let out = floats(all, [group.len(), self.tokens, self.head_width]);
-        let (cubes, layout) = (elements(&out, out.meta.num_elements()), self.layout(group, shared));
+        let (out, run) =
+            (floats(all, [group.len(), self.tokens, self.head_width]), kernels::run(self.head_width));
+        let (cubes, layout) = (elements(&out, out.meta.num_elements() / run), self.layout(group, shared));
         let (client, all, float) = (&out.client, arg(all), float(all));
-        kernels::split_heads::launch(client, cubes, units(), all, arg(&out), layout, 0, float);
+        kernels::split_heads::launch(client, cubes, units(), all, arg(&out), layout, 0, run, float);
         out
     }
 
@@ -79,9 +80,10 @@ impl<'a> Heads<'a> {
 
     /// Writes a group's heads to the matrix of all heads.
     fn merge(&self, heads: CubeTensor, all: &CubeTensor, group: &Range<usize>) {
-        let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, 1));
+        let run = kernels::run(self.head_width);
+        let (cubes, layout) = (elements(&heads, heads.meta.num_elements() / run), self.layout(group, 1));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
-        kernels::merge_heads::launch(client, cubes, units(), heads, arg(all), layout, 0, float);
+        kernels::merge_heads::launch(client, cubes, units(), heads, arg(all), layout, 0, run, float);
     }
 
     /// Writes the sums of heads that share one to the matrix of all heads.

@@ -8,7 +8,7 @@
 
 use super::kernels::head::{self as kernels, PART};
 use super::kernels::sums;
-use super::matmul::{product, product_to, transposed};
+use super::matmul::{add_product_to, product, product_to, transposed};
 use super::tensors::{
     arg, dims, elements, empty, float, floats, made_of, part, reshaped, rounded, rows, units, whole,
     whole_ids, wide,
@@ -55,6 +55,9 @@ impl Parts {
     }
 }
 
+/// The chunks of a CPU that a card computes at once. The losses of the rows of one would leave most of a card idle.
+const CHUNKS: usize = 4;
+
 /// One pass over the positions.
 struct HeadPass {
     hidden: CubeTensor,
@@ -78,7 +81,7 @@ impl HeadPass {
 
     /// Computes the loss and the `wanted` gradients among those of hidden and table.
     fn run(&mut self, chunk_rows: usize, wanted: [bool; 2]) -> CubeTensor {
-        let [positions, _] = dims(&self.hidden);
+        let ([positions, _], chunk_rows) = (dims::<2>(&self.hidden), CHUNKS * chunk_rows);
         if wanted[0] {
             self.for_hidden = Some(floats(&self.hidden, self.hidden.shape()));
         }
@@ -107,18 +110,14 @@ impl HeadPass {
             self.write_hidden(gradients().zip(tables), positions.start * width);
         }
         if wanted[1] {
-            // An intermediate sum is not rounded yet.
-            let dtype = if count == all { self.table.dtype } else { DType::F32 };
-            let for_table = empty(&self.table, [vocabulary, width], dtype);
-            for (gradients, out) in gradients().zip(parts.of_table(&for_table, width)) {
-                product_to(transposed(gradients), hidden.clone(), &out);
-            }
-            match &self.for_table {
-                Some(sum) => {
-                    let cubes = elements(sum, sum.meta.num_elements());
-                    sums::add_to::launch(&sum.client, cubes, units(), arg(sum), arg(&for_table));
-                }
-                None => self.for_table = Some(for_table),
+            let multiply_to = if self.for_table.is_some() { add_product_to } else { product_to };
+            let for_table = self.for_table.get_or_insert_with(|| {
+                // An intermediate sum is not rounded yet.
+                let dtype = if count == all { self.table.dtype } else { DType::F32 };
+                empty(&self.table, [vocabulary, width], dtype)
+            });
+            for (gradients, out) in gradients().zip(parts.of_table(for_table, width)) {
+                multiply_to(transposed(gradients), hidden.clone(), &out);
             }
         }
     }

@@ -1,11 +1,14 @@
 //! Linear layers, on matrix products.
 //!
-//! A product stays in `f32` until the bias is added, so that the output is rounded once. For 16-bit tensors this takes
-//! the memory of two more outputs while the op runs, because CubeCL has no kernel that adds a bias to a product.
+//! A product stays in `f32` until the bias is added, so that the output is rounded once. For 16-bit tensors without
+//! cuBLASLt this takes the memory of two more outputs while the op runs, because CubeCL has no kernel that adds a bias to
+//! a product.
 
 use super::kernels::sums;
-use super::matmul::{product, transposed};
-use super::tensors::{arg, dims, elements, empty, float, made_of, reshaped, units, whole, zero_floats};
+use super::matmul::{Terms, has_library, multiplied, product, transposed};
+use super::tensors::{
+    arg, dims, elements, empty, float, floats, made_of, reshaped, units, whole, zero_floats,
+};
 use crate::ops::linear::{AffineKernels, AffineOps, Form};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
@@ -44,10 +47,10 @@ const SLICE_ROWS: usize = 256;
 /// `dtype`.
 ///
 /// A product with few tiles and many rows would leave most of a card idle, so the rows are cut into slices whose
-/// products are computed as one batch and then summed in order.
+/// products are computed as one batch and then summed in order; cuBLASLt does the same by itself.
 fn product_over_rows(x: CubeTensor, y: CubeTensor, dtype: DType) -> CubeTensor {
     let ([rows, m], [_, n]) = (dims(&x), dims(&y));
-    let slices = slices(rows, [m, n]);
+    let slices = if has_library(&x) { 1 } else { slices(rows, [m, n]) };
     if slices == 1 {
         return product(transposed(x), y, dtype);
     }
@@ -64,6 +67,13 @@ fn slices(rows: usize, sides: [usize; 2]) -> usize {
         slices *= 2;
     }
     slices
+}
+
+/// `x @ weight` plus `terms`, with the rows of `x` and of the terms, by cuBLASLt; `None` if it cannot.
+fn fused(x: &CubeTensor, weight: &CubeTensor, terms: Terms<'_>) -> Option<CubeTensor> {
+    has_library(x).then_some(())?;
+    let y = floats(x, [dims::<2>(x)[0], dims::<2>(weight)[1]]);
+    multiplied(x, weight, &y, terms).then_some(y)
 }
 
 /// The rows of a `[batch, tokens, width]` tensor as a matrix.
@@ -90,7 +100,11 @@ impl AffineOps for Cube {
     ) -> FloatTensor<Self> {
         let ([batch, tokens, _], outputs) = (dims(&x), form.outputs(dims(&weight)));
         let [x, weight, bias] = whole([x, weight, bias]);
-        let xw = product(as_rows(x), as_matrix(weight, form), DType::F32);
+        let (x, weight) = (as_rows(x), as_matrix(weight, form));
+        if let Some(y) = fused(&x, &weight, Terms { bias: Some(&bias), onto: None }) {
+            return reshaped(y, [batch, tokens, outputs]);
+        }
+        let xw = product(x, weight, DType::F32);
         let (y, room) = made_of(&xw, 0, bias.dtype);
         let (client, cubes) = (&y.client, elements(&y, y.meta.num_elements()));
         sums::add_row::launch(client, cubes, units(), arg(&xw), arg(&bias), room, outputs, float(&y));
@@ -106,7 +120,11 @@ impl AffineOps for Cube {
     ) -> FloatTensor<Self> {
         let (outputs, shape) = (form.outputs(dims(&weight)), residual.shape());
         let [residual, x, weight, bias] = whole([residual, x, weight, bias]);
-        let xw = product(as_rows(x), as_matrix(weight, form), DType::F32);
+        let (x, weight, residual) = (as_rows(x), as_matrix(weight, form), as_rows(residual));
+        if let Some(y) = fused(&x, &weight, Terms { bias: Some(&bias), onto: Some(&residual) }) {
+            return reshaped(y, shape);
+        }
+        let xw = product(x, weight, DType::F32);
         let (y, room) = made_of(&xw, 0, bias.dtype);
         sums::add_row_and_residual::launch(
             &y.client,
@@ -134,6 +152,12 @@ impl AffineOps for Cube {
         weight: FloatTensor<Self>,
         form: Form,
     ) -> FloatTensor<Self> {
+        let shape = residual.shape();
+        let [residual, x, weight] = whole([residual, x, weight]);
+        let (rows, matrix) = (as_rows(x.clone()), as_matrix(weight.clone(), form));
+        if let Some(y) = fused(&rows, &matrix, Terms { bias: None, onto: Some(&as_rows(residual.clone())) }) {
+            return reshaped(y, shape);
+        }
         // A bias of zeros is one row that stays in the cache.
         let bias = zero_floats(&residual, [form.outputs(dims(&weight))]);
         Self::affine_onto(residual, x, weight, bias, form)

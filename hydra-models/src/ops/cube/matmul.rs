@@ -1,6 +1,7 @@
-//! Matrix products, in the configured precision.
+//! Matrix products, in the configured precision: by cuBLASLt on NVIDIA's cards if it is installed, else by CubeCL.
 
-use super::tensors::{empty, float};
+use super::kernels::sums;
+use super::tensors::{arg, elements, empty, float, units};
 use crate::ops::precision::{Precision, precision};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -31,8 +32,65 @@ pub(super) fn product(lhs: CubeTensor, rhs: CubeTensor, dtype: DType) -> CubeTen
 #[track_caller]
 pub(super) fn product_to(lhs: CubeTensor, rhs: CubeTensor, out: &CubeTensor) {
     assert_eq!(lhs.dtype, rhs.dtype, "the factors of a product have different types");
+    if multiplied(&lhs, &rhs, out, Terms::default()) {
+        return;
+    }
     let launched = launch(precision(), lhs, rhs, out);
     launched.unwrap_or_else(|error| panic!("a matrix product could not be launched: {error:?}"));
+}
+
+/// The terms added to a product before it is rounded.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Terms<'a> {
+    /// A row, which is added to each row.
+    pub(super) bias: Option<&'a CubeTensor>,
+    /// A tensor with the layout of the output, or the output itself.
+    pub(super) onto: Option<&'a CubeTensor>,
+}
+
+/// Computes `lhs @ rhs` plus `terms` into `out` with cuBLASLt, or returns `false` if it is not installed or has no kernel
+/// for the product.
+#[cfg(feature = "cuda")]
+pub(super) fn multiplied(lhs: &CubeTensor, rhs: &CubeTensor, out: &CubeTensor, terms: Terms<'_>) -> bool {
+    super::cuda::multiply(precision(), lhs, rhs, out, terms)
+}
+
+/// Returns `false`: this build cannot open cuBLASLt.
+#[cfg(not(feature = "cuda"))]
+pub(super) fn multiplied(_: &CubeTensor, _: &CubeTensor, _: &CubeTensor, _: Terms<'_>) -> bool {
+    false
+}
+
+/// Returns whether cuBLASLt multiplies on the device of a tensor.
+pub(super) fn has_library(tensor: &CubeTensor) -> bool {
+    #[cfg(feature = "cuda")]
+    let has = super::cuda::multiplies(tensor);
+    #[cfg(not(feature = "cuda"))]
+    let has = {
+        let _ = tensor;
+        false
+    };
+    has
+}
+
+/// The library of matrix products on NVIDIA's cards, with its version; `None` if it is not installed, or if this build
+/// lacks the feature `cuda`.
+pub fn products_library() -> Option<String> {
+    #[cfg(feature = "cuda")]
+    let version = super::cuda::version();
+    #[cfg(not(feature = "cuda"))]
+    let version = None;
+    version
+}
+
+/// Adds `lhs @ rhs` to `out`, in `f32`.
+#[track_caller]
+pub(super) fn add_product_to(lhs: CubeTensor, rhs: CubeTensor, out: &CubeTensor) {
+    if !multiplied(&lhs, &rhs, out, Terms { onto: Some(out), ..Terms::default() }) {
+        let product = product(lhs, rhs, DType::F32);
+        let cubes = elements(out, out.meta.num_elements());
+        sums::add_to::launch(&out.client, cubes, units(), arg(out), arg(&product));
+    }
 }
 
 /// The ratio of rows to columns from which CubeCL uses tiles of 32 by 8.

@@ -5,6 +5,9 @@
 //! target, make the result NaN here.
 
 mod attention;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+mod cuda;
 mod depthwise;
 mod dropout;
 mod embedding;
@@ -23,4 +26,5 @@ mod tensors;
 #[cfg(all(test, feature = "cube"))]
 mod tests;
 
+pub use matmul::products_library;
 pub use tensors::supports;

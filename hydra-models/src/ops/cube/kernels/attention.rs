@@ -32,31 +32,53 @@ fn whole(layout: &Layout, part: usize, at: usize) -> usize {
     (vector * (layout.heads / layout.shared) + head / layout.shared) * layout.head_width + column
 }
 
-/// Copies a part of a group's heads out of the matrix of all heads.
+/// The most elements that a unit copies: their place takes longer to compute than a copy.
+const RUN: usize = 8;
+
+/// The elements of a head's vector that a unit copies, which divide the head's width.
+pub(crate) fn run(head_width: usize) -> usize {
+    if head_width.is_multiple_of(RUN) { RUN } else { 1 }
+}
+
+/// Copies a part of a group's heads out of the matrix of all heads, `run` elements per unit.
 #[cube(launch)]
+#[allow(clippy::manual_memcpy)]
 pub(crate) fn split_heads<E: Float>(
     all: &[E],
     out: &mut [E],
     layout: Layout,
     part: usize,
+    #[comptime] run: usize,
     #[define(E)] _float: ElemType,
 ) {
-    if ABSOLUTE_POS < out.len() {
-        out[ABSOLUTE_POS] = all[whole(&layout, part, ABSOLUTE_POS)];
+    let to = ABSOLUTE_POS * run;
+    if to < out.len() {
+        let from = whole(&layout, part, to);
+        #[unroll]
+        for i in 0..run {
+            out[to + i] = all[from + i];
+        }
     }
 }
 
-/// Copies a group's heads into a part of the matrix of all heads.
+/// Copies a group's heads into a part of the matrix of all heads, `run` elements per unit.
 #[cube(launch)]
+#[allow(clippy::manual_memcpy)]
 pub(crate) fn merge_heads<E: Float>(
     group: &[E],
     all: &mut [E],
     layout: Layout,
     part: usize,
+    #[comptime] run: usize,
     #[define(E)] _float: ElemType,
 ) {
-    if ABSOLUTE_POS < group.len() {
-        all[whole(&layout, part, ABSOLUTE_POS)] = group[ABSOLUTE_POS];
+    let from = ABSOLUTE_POS * run;
+    if from < group.len() {
+        let to = whole(&layout, part, from);
+        #[unroll]
+        for i in 0..run {
+            all[to + i] = group[from + i];
+        }
     }
 }
 
