@@ -2,8 +2,9 @@
 //!
 //! It is one actor. Gradients of layers arrive in any order; each buffer adds those of one microbatch in chain order,
 //! and microbatches in index order, so the result never depends on devices or timing. A buffer is stepped when its
-//! last gradient has arrived, or with clipping when all gradients have. Master weights resident on a device are
-//! stepped there.
+//! last gradient has arrived, or with clipping when all gradients have. Among several such buffers, the one that the
+//! chain reads first is stepped first: the next forward pass begins there, while the others are stepped. Master weights
+//! resident on a device are stepped there.
 
 use super::arithmetic::{TaskStep, clip_factor, global_norm};
 use super::gradient::{BufferGradient, BufferSum, HostAdder};
@@ -93,6 +94,26 @@ pub(crate) struct HostOptimizer {
     writer: Sender<WriterJob>,
     reporter: Reporter,
     tasks: HashMap<TaskId, TaskState>,
+    /// Buffers whose gradients are complete.
+    due: Vec<Due>,
+}
+
+/// A buffer to be stepped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Due {
+    task: TaskId,
+    step: usize,
+    buffer: usize,
+    /// The first layer that reads it.
+    layer: usize,
+    factor: Option<f32>,
+}
+
+/// Takes the buffer that a chain reads first, the oldest of equals, of one task or of all.
+fn take_first(due: &mut Vec<Due>, task: Option<TaskId>) -> Option<Due> {
+    let all = due.iter().enumerate().filter(|(_, due)| task.is_none_or(|task| due.task == task));
+    let (first, _) = all.min_by_key(|(_, due)| due.layer)?;
+    Some(due.remove(first))
 }
 
 impl HostOptimizer {
@@ -103,25 +124,48 @@ impl HostOptimizer {
         writer: Sender<WriterJob>,
         reporter: Reporter,
     ) -> Self {
-        Self { store, pool, device, writer, reporter, tasks: HashMap::new() }
+        Self { store, pool, device, writer, reporter, tasks: HashMap::new(), due: Vec::new() }
     }
 
     /// Handles jobs until every sender is dropped.
     pub(crate) fn run(mut self, jobs: &Receiver<HostJob>) {
-        for job in jobs {
-            let task = match job {
-                HostJob::Register { task, .. }
-                | HostJob::Gradients { task, .. }
-                | HostJob::DeviceGradients { task, .. }
-                | HostJob::Snapshot { task }
-                | HostJob::Checkpoint(CheckpointJob { task, .. })
-                | HostJob::Restore { task }
-                | HostJob::Forget { task } => task,
-            };
-            if let Err(error) = guarded("the host optimizer", || self.handle(job)) {
-                self.tasks.remove(&task);
-                self.reporter.send(Event::HostFailed { task, error });
+        loop {
+            // A gradient that has arrived may complete a buffer that is needed earlier than those due.
+            let job = if self.due.is_empty() { jobs.recv().ok() } else { jobs.try_recv().ok() };
+            match job {
+                Some(job) => self.handle_guarded(job),
+                None => match take_first(&mut self.due, None) {
+                    Some(due) => self.guarded(due.task, |this| this.step(due)),
+                    None => return,
+                },
             }
+        }
+    }
+
+    fn handle_guarded(&mut self, job: HostJob) {
+        let task = match job {
+            HostJob::Gradients { task, .. } | HostJob::DeviceGradients { task, .. } => task,
+            // These concern the master weights, or the end of the task.
+            HostJob::Register { task, .. }
+            | HostJob::Snapshot { task }
+            | HostJob::Checkpoint(CheckpointJob { task, .. })
+            | HostJob::Restore { task }
+            | HostJob::Forget { task } => {
+                while let Some(due) = take_first(&mut self.due, Some(task)) {
+                    self.guarded(task, |this| this.step(due));
+                }
+                task
+            }
+        };
+        self.guarded(task, |this| this.handle(job));
+    }
+
+    /// Reports a failure of work for a task, and drops the task.
+    fn guarded(&mut self, task: TaskId, work: impl FnOnce(&mut Self) -> Result<(), EngineError>) {
+        if let Err(error) = guarded("the host optimizer", || work(self)) {
+            self.tasks.remove(&task);
+            self.due.retain(|due| due.task != task);
+            self.reporter.send(Event::HostFailed { task, error });
         }
     }
 
@@ -183,7 +227,8 @@ impl HostOptimizer {
             })
         })?;
         if state.spec.clip.is_none() {
-            return complete.into_iter().try_for_each(|buffer| self.step(task, at.step, buffer, None));
+            self.add_due(task, at.step, complete, None);
+            return Ok(());
         }
         let trained = state.trained();
         if complete.is_empty() || trained.iter().any(|buffer| state.buffers[*buffer].added != at.of) {
@@ -196,16 +241,18 @@ impl HostOptimizer {
         let norm = || self.pool.install(|| global_norm(&state.chain, squares));
         let norm = profile::time(Part::Optimizer, norm);
         let factor = state.spec.clip.map(|clip| clip_factor(clip, norm));
-        trained.into_iter().try_for_each(|buffer| self.step(task, at.step, buffer, factor))
+        self.add_due(task, at.step, trained, factor);
+        Ok(())
     }
 
-    fn step(
-        &mut self,
-        task: TaskId,
-        step: usize,
-        buffer: usize,
-        factor: Option<f32>,
-    ) -> Result<(), EngineError> {
+    fn add_due(&mut self, task: TaskId, step: usize, buffers: Vec<usize>, factor: Option<f32>) {
+        let Some(state) = self.tasks.get(&task) else { return };
+        let layer = |buffer: usize| state.chain.buffers()[buffer].layers.first().copied().unwrap_or(0);
+        let due = buffers.into_iter().map(|buffer| Due { task, step, buffer, layer: layer(buffer), factor });
+        self.due.extend(due);
+    }
+
+    fn step(&mut self, Due { task, step, buffer, factor, .. }: Due) -> Result<(), EngineError> {
         let start_s = self.reporter.now();
         let Some(state) = self.tasks.get_mut(&task) else { return Ok(()) };
         let Some(gradient) = std::mem::take(&mut state.buffers[buffer]).sum else { return Ok(()) };
@@ -355,6 +402,15 @@ mod tests {
     use super::super::tests::tied;
     use super::*;
     use hydra_core::FloatType;
+
+    #[test]
+    fn what_a_chain_reads_first_is_stepped_first() {
+        let due = |task, layer| Due { task: TaskId(task), step: 0, buffer: 9 - layer, layer, factor: None };
+        let mut all = vec![due(0, 7), due(0, 6), due(1, 8), due(1, 2), due(0, 2)];
+        assert_eq!(take_first(&mut all, Some(TaskId(0))), Some(due(0, 2)));
+        let order: Vec<Due> = std::iter::from_fn(|| take_first(&mut all, None)).collect();
+        assert_eq!(order, [due(1, 2), due(0, 6), due(0, 7), due(1, 8)]);
+    }
 
     fn adder() -> HostAdder {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
