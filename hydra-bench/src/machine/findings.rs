@@ -41,6 +41,8 @@ pub(crate) struct Findings {
     /// The reason why a test kernel failed to compile.
     pub(crate) compiler_problem: Option<String>,
     pub(crate) headers: Headers,
+    /// The library that multiplies matrices on GPUs, with its version.
+    pub(crate) matrix_products: Option<String>,
     /// The GPUs; a build without CUDA knows only their names.
     pub(crate) cards: Vec<Card>,
     /// Pairs of GPUs with peer access: (reader, owner).
@@ -149,6 +151,7 @@ impl Findings {
         self.compiler.found = asked.compiler;
         self.compiler.version = asked.compiler_version.map(version);
         self.compiler_problem = asked.compiler_problem;
+        self.matrix_products = hydra_models::ops::products_library();
         self.peers = asked.peers;
         let card = |card: hydra_spill::cuda::CudaCard| Card {
             name: card.name,

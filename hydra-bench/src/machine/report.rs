@@ -12,7 +12,7 @@ use std::fmt;
 /// The schema version of the JSON output.
 const SCHEMA: u32 = 1;
 const NOT_MEASURED: &str =
-    "the CUDA path of this version has not been run or measured on a GPU; docs/cuda.md lists what has not";
+    "the CUDA path has been run on one kind of GPU, an H100; docs/cuda.md lists what has not been run";
 
 /// The report, a pure function of the findings.
 #[derive(Clone, Debug, Serialize)]
@@ -75,6 +75,7 @@ fn rows(found: &Findings) -> Vec<ReportRow> {
         row("compiler", library(found, &found.compiler, "NVRTC", "has CUDA version")),
         row("headers", headers(found)),
     ];
+    rows.extend(found.asked.then(|| row("GPU products", gpu_products(found))));
     rows.extend(found.cards.is_empty().then(|| row("GPUs", "none".to_owned())));
     rows.extend(found.cards.iter().enumerate().map(|(i, card)| row(&format!("GPU {i}"), words(card))));
     if found.cards.len() > 1 && found.asked {
@@ -126,6 +127,16 @@ fn headers(found: &Findings) -> String {
     match headers.missing.is_empty() {
         true => format!("at {}{version}{tried}", root.display()),
         false => format!("at {}{version}, without {}", root.display(), headers.missing.join(", ")),
+    }
+}
+
+fn gpu_products(found: &Findings) -> String {
+    match &found.matrix_products {
+        Some(library) => library.clone(),
+        None => {
+            "cuBLASLt not found; CubeCL's kernels multiply instead, several times slower in bf16 and TF32"
+                .to_owned()
+        }
     }
 }
 
@@ -241,8 +252,8 @@ mod tests {
         let parts = "with CUDA (feature `cuda`)|580.65.06|libcuda.so.1 loads, supports CUDA 13.2|NVRTC loads, has CUDA version 13.0|\
                      at /usr/local/cuda of CUDA 13.0; NVRTC compiles a kernel with them|4.00 GiB free|\
                      GPU 0           Made-up 0, compute capability 9.0, 9.77 GiB of memory, 9.28 GiB free|\
-                     at most 8.00 MiB (ulimit -l)|cpu:1 by default: 2 threads, 1.60 GiB of memory|bf16 products   emulated\n|\
-                     not measured: the CUDA path of this version has not been run or measured on a GPU; docs/cuda.md";
+                     at most 8.00 MiB (ulimit -l)|cpu:1 by default: 2 threads, 1.60 GiB of memory|bf16 products   emulated\n|GPU products    cuBLASLt not found; CubeCL's kernels|\
+                     not measured: the CUDA path has been run on one kind of GPU, an H100; docs/cuda.md";
         for part in parts.split('|') {
             assert!(text.contains(part), "{part:?} in\n{text}");
         }
