@@ -76,10 +76,13 @@ impl Operand {
     }
 
     fn of_tensor(tensor: &CubeTensor) -> Option<Self> {
-        let start = tensor.handle.offset_start.unwrap_or(0);
-        let aligned = start.is_multiple_of(u64::from(ALIGNMENT));
-        aligned.then(|| Self::of(tensor.meta.shape(), tensor.meta.strides())).flatten()
+        is_aligned(tensor).then(|| Self::of(tensor.meta.shape(), tensor.meta.strides())).flatten()
     }
+}
+
+/// Returns whether a tensor begins at a multiple of [`ALIGNMENT`] of its buffer, which begins at a multiple of more.
+fn is_aligned(tensor: &CubeTensor) -> bool {
+    tensor.handle.offset_start.unwrap_or(0).is_multiple_of(u64::from(ALIGNMENT))
 }
 
 /// All that the library's choice of a kernel depends on.
@@ -215,7 +218,7 @@ fn problem(
         (Operand::of_tensor(onto)? == of_out && onto.dtype == out.dtype).then_some(())?;
     }
     if let Some(bias) = terms.bias {
-        (bias.dtype == out.dtype && of_out.matrices == 1).then_some(())?;
+        (bias.dtype == out.dtype && of_out.matrices == 1 && is_aligned(bias)).then_some(())?;
     }
     let (has_bias, adds) = (terms.bias.is_some(), terms.onto.is_some());
     Some(Problem { lhs: of_lhs, rhs: of_rhs, out: of_out, factor, sum, compute, has_bias, adds })
