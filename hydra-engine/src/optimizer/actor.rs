@@ -109,10 +109,11 @@ struct Due {
     factor: Option<f32>,
 }
 
-/// Takes the buffer that a chain reads first, the oldest of equals, of one task or of all.
+/// Takes the buffer that the chain of a task reads first; by default of the task that has waited for the longest time.
 fn take_first(due: &mut Vec<Due>, task: Option<TaskId>) -> Option<Due> {
-    let all = due.iter().enumerate().filter(|(_, due)| task.is_none_or(|task| due.task == task));
-    let (first, _) = all.min_by_key(|(_, due)| due.layer)?;
+    let task = task.or_else(|| due.first().map(|due| due.task))?;
+    let of_task = due.iter().enumerate().filter(|(_, due)| due.task == task);
+    let (first, _) = of_task.min_by_key(|(_, due)| due.layer)?;
     Some(due.remove(first))
 }
 
@@ -144,16 +145,20 @@ impl HostOptimizer {
 
     fn handle_guarded(&mut self, job: HostJob) {
         let task = match job {
-            HostJob::Gradients { task, .. } | HostJob::DeviceGradients { task, .. } => task,
-            // These concern the master weights, or the end of the task.
             HostJob::Register { task, .. }
-            | HostJob::Snapshot { task }
+            | HostJob::Gradients { task, .. }
+            | HostJob::DeviceGradients { task, .. } => task,
+            // These read the master weights.
+            HostJob::Snapshot { task }
             | HostJob::Checkpoint(CheckpointJob { task, .. })
-            | HostJob::Restore { task }
-            | HostJob::Forget { task } => {
+            | HostJob::Restore { task } => {
                 while let Some(due) = take_first(&mut self.due, Some(task)) {
                     self.guarded(task, |this| this.step(due));
                 }
+                task
+            }
+            HostJob::Forget { task } => {
+                self.due.retain(|due| due.task != task);
                 task
             }
         };
@@ -409,7 +414,7 @@ mod tests {
         let mut all = vec![due(0, 7), due(0, 6), due(1, 8), due(1, 2), due(0, 2)];
         assert_eq!(take_first(&mut all, Some(TaskId(0))), Some(due(0, 2)));
         let order: Vec<Due> = std::iter::from_fn(|| take_first(&mut all, None)).collect();
-        assert_eq!(order, [due(1, 2), due(0, 6), due(0, 7), due(1, 8)]);
+        assert_eq!(order, [due(0, 6), due(0, 7), due(1, 2), due(1, 8)]);
     }
 
     fn adder() -> HostAdder {

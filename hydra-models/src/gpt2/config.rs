@@ -138,8 +138,8 @@ impl Gpt2Config {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// The number of tokens whose logits the head computes at a time: 256, or fewer for large vocabularies, so that a
-    /// chunk of logits takes at most 64 MiB. It is a constant of the model because it determines the order in which
+    /// The number of tokens whose logits the head computes at a time on a CPU: 256, or fewer for large vocabularies, so
+    /// that a chunk of logits takes at most 64 MiB. It is a constant of the model because it determines the order in which
     /// gradients are summed.
     pub fn chunk_rows(&self) -> usize {
         (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)

@@ -9,7 +9,7 @@ use crate::ops::precision::Precision;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::device_handle::DeviceHandle;
-use cubecl::server::{BufferBinding, ServerError};
+use cubecl::server::{BufferBinding, IoError, ServerError};
 use cubecl_cuda::CudaRuntime;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_server::runtime::Runtime;
@@ -51,12 +51,21 @@ impl Operand {
     fn of(shape: &[usize], strides: &[usize]) -> Option<Self> {
         let [outer @ .., rows, columns] = shape else { return None };
         let [outer_strides @ .., by_row, by_column] = strides else { return None };
+        if shape.contains(&0) {
+            return None;
+        }
         let transposed = match (*by_column == 1 || *columns == 1, *by_row == 1 || *rows == 1) {
             (true, _) => false,
             (false, true) => true,
             (false, false) => return None,
         };
-        let stride = if transposed { (*by_column).max(*rows) } else { (*by_row).max(*columns) };
+        // The number of vectors of adjacent elements, their length, and the distance between them.
+        let [count, len, by] = if transposed { [columns, rows, by_column] } else { [rows, columns, by_row] };
+        // Vectors that overlap, as in an expanded tensor.
+        if *count > 1 && by < len {
+            return None;
+        }
+        let stride = by.max(len);
         let (mut matrices, mut distance) = (1, 0);
         for (&count, &by) in outer.iter().zip(outer_strides).rev().filter(|(count, _)| **count != 1) {
             match matrices {
@@ -68,7 +77,7 @@ impl Operand {
         Some(Self {
             rows: *rows as u64,
             columns: *columns as u64,
-            stride: stride as i64,
+            stride: *stride as i64,
             transposed,
             matrices: i32::try_from(matrices).ok()?,
             distance: distance as i64,
@@ -156,10 +165,12 @@ fn card(tensor: &CubeTensor) -> Option<Arc<Card>> {
 }
 
 impl Card {
-    /// `None` if the library does not support the card.
+    /// `None` if the library does not support the card. Another failure may pass, and other kernels would change the bits
+    /// then, so it is a panic.
     fn open(index: usize, tensor: &CubeTensor) -> Option<Self> {
-        let context = CudaContext::new(index).ok()?;
-        let library = Library(lt::create_handle().ok()?);
+        let context = CudaContext::new(index);
+        let context = context.unwrap_or_else(|error| panic!("card {index} cannot be opened: {error}"));
+        let library = Library(supported(lt::create_handle())?);
         let server = DeviceHandle::new(tensor.client.service_id().device);
         Some(Self { context, server, library, plans: Mutex::default() })
     }
@@ -168,9 +179,27 @@ impl Card {
     fn plan(&self, problem: &Problem) -> Option<Plan> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         *plans.entry(*problem).or_insert_with(|| {
-            self.context.bind_to_thread().ok()?;
-            choose(self.library, problem).ok()
+            let bound = self.context.bind_to_thread();
+            bound.unwrap_or_else(|error| panic!("a card's context cannot be used: {error}"));
+            supported(choose(self.library, problem))
         })
+    }
+}
+
+/// `None` if the library reports that it does not support this.
+///
+/// # Panics
+/// With every other error of it.
+fn supported<T>(result: Result<T, CublasError>) -> Option<T> {
+    use sys::cublasStatus_t::{
+        CUBLAS_STATUS_ARCH_MISMATCH, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_NOT_SUPPORTED,
+    };
+    match result {
+        Ok(value) => Some(value),
+        Err(CublasError(
+            CUBLAS_STATUS_ARCH_MISMATCH | CUBLAS_STATUS_INVALID_VALUE | CUBLAS_STATUS_NOT_SUPPORTED,
+        )) => None,
+        Err(error) => panic!("cuBLASLt failed with {error}"),
     }
 }
 
@@ -203,6 +232,7 @@ fn problem(
     out: &CubeTensor,
     terms: Terms<'_>,
 ) -> Option<Problem> {
+    (lhs.dtype == rhs.dtype).then_some(())?;
     let [factor, sum] = [data_type(lhs.dtype)?, data_type(out.dtype)?];
     let compute = match (lhs.dtype, precision) {
         (DType::F32, Precision::Tf32) => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
@@ -267,11 +297,18 @@ fn enqueue(
         if addresses.iter().any(|address| !address.is_multiple_of(u64::from(ALIGNMENT))) {
             return Err(failed("the memory of a factor is not aligned"));
         }
-        // SAFETY: CubeCL keeps the memory of all operands until work that was launched on this stream before now is
-        // done with it, and their lengths are those of the problem's layouts.
+        // SAFETY: the lengths of the operands are those of the problem's layouts. Their bindings, and those of other
+        // streams that `streams` holds, live until the product is launched; CubeCL reuses memory in the order of its
+        // stream, and frees it after a wait.
         let launched =
             unsafe { launch(library, &problem, &plan, addresses, [bias, workspace], cuda_stream.cast()) };
-        launched.map_err(|error| failed(&format!("cuBLASLt failed with {error}")))
+        launched.map_err(|error| match error.0 {
+            // It loads a kernel into the card's memory when it is first launched.
+            sys::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED => {
+                IoError::OutOfMemory { size: 0, backtrace: BackTrace::capture() }.into()
+            }
+            _ => failed(&format!("cuBLASLt failed with {error}")),
+        })
     });
 }
 
@@ -479,5 +516,8 @@ mod tests {
         assert_eq!(operand(&[3, 4], &[8, 2]), None, "every second element");
         assert_eq!(operand(&[2, 5, 3, 4], &[100, 12, 4, 1]), None, "a gap between batches");
         assert_eq!(operand(&[4], &[1]), None);
+        assert_eq!(operand(&[3, 4], &[0, 1]), None, "one row, three times");
+        assert_eq!(operand(&[3, 4], &[1, 2]), None, "columns that overlap");
+        assert_eq!(operand(&[0, 3, 4], &[12, 4, 1]), None, "no matrix");
     }
 }

@@ -57,7 +57,8 @@ pub(super) fn multiplied(lhs: &CubeTensor, rhs: &CubeTensor, out: &CubeTensor, t
 
 /// Returns `false`: this build cannot open cuBLASLt.
 #[cfg(not(feature = "cuda"))]
-pub(super) fn multiplied(_: &CubeTensor, _: &CubeTensor, _: &CubeTensor, _: Terms<'_>) -> bool {
+pub(super) fn multiplied(_: &CubeTensor, _: &CubeTensor, _: &CubeTensor, terms: Terms<'_>) -> bool {
+    let Terms { bias: _, onto: _ } = terms;
     false
 }
 
