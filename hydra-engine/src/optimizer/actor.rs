@@ -2,9 +2,9 @@
 //!
 //! It is one actor. Gradients of layers arrive in any order; each buffer adds those of one microbatch in chain order,
 //! and microbatches in index order, so the result never depends on devices or timing. A buffer is stepped when its
-//! last gradient has arrived, or with clipping when all gradients have. Among several such buffers, the one that the
-//! chain reads first is stepped first: the next forward pass begins there, while the others are stepped. Master weights
-//! resident on a device are stepped there.
+//! last gradient has arrived, or with clipping when all gradients have. Among several such buffers of a task, the one
+//! that the chain reads first is stepped first: the next forward pass begins there, while the others are stepped. Tasks
+//! come in the order in which their first buffer was complete. Master weights resident on a device are stepped there.
 
 use super::arithmetic::{TaskStep, clip_factor, global_norm};
 use super::gradient::{BufferGradient, BufferSum, HostAdder};

@@ -132,7 +132,7 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 /// Returns whether the library can be opened on this machine.
-pub(super) fn is_present() -> bool {
+fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: opening the library runs only its own initializers.
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
