@@ -75,6 +75,14 @@ pub trait Dataset: Send + Sync {
     }
 }
 
+/// Data of an evaluation that goes on in rounds: what the items of a round are depends on the results of the rounds before,
+/// as in the generation of text.
+pub trait Rounds: Dataset {
+    /// Receives the rows of a round's items, in their order, and returns whether there is another round.
+    /// [`len`](Dataset::len) and [`batch`](Dataset::batch) then give its items, until this is called again.
+    fn next_round(&self, rows: &[f32]) -> bool;
+}
+
 /// The first items of a dataset, for evaluation on a part of it.
 pub struct FirstItems {
     data: Arc<dyn Dataset>,

@@ -41,7 +41,9 @@ mod tensor;
 mod units;
 
 pub use chain::*;
-pub use dataset::{Batch, Dataset, DatasetError, FirstItems, Sampler, gather, gather_items, gather_largest};
+pub use dataset::{
+    Batch, Dataset, DatasetError, FirstItems, Rounds, Sampler, gather, gather_items, gather_largest,
+};
 pub use device::*;
 pub use error::{CoreError, with_causes};
 pub use evaluations::Evaluations;

@@ -22,17 +22,18 @@ pub struct Pass {
     key: Key,
     targets: Activation,
     worst_case: bool,
+    by_row: bool,
 }
 
 impl Pass {
     /// Returns a training pass. `key` is that of (task seed, step, microbatch).
     pub fn train(key: Key, targets: Activation) -> Self {
-        Self { mode: Mode::Train, key, targets, worst_case: false }
+        Self { mode: Mode::Train, key, targets, worst_case: false, by_row: false }
     }
 
     /// Returns an evaluation pass.
     pub fn evaluate(targets: Activation) -> Self {
-        Self { mode: Mode::Evaluate, key: Key::new(0), targets, worst_case: false }
+        Self { mode: Mode::Evaluate, key: Key::new(0), targets, worst_case: false, by_row: false }
     }
 
     /// Returns the key of a training pass: a function of the task's seed, the step and the microbatch.
@@ -53,6 +54,17 @@ impl Pass {
     /// Returns whether layers must not skip work; see [`worst_case`](Self::worst_case).
     pub fn is_worst_case(&self) -> bool {
         self.worst_case
+    }
+
+    /// Returns this pass for a few rows of different sequences: the bits of a row must not depend on the other rows. Linear
+    /// layers then compute products that read each weight once, as generation needs them.
+    pub fn by_row(self) -> Self {
+        Self { by_row: true, ..self }
+    }
+
+    /// Returns whether the bits of a row must not depend on the other rows; see [`by_row`](Self::by_row).
+    pub fn is_by_row(&self) -> bool {
+        self.by_row
     }
 
     /// Returns this pass for the layer at `index` of the chain.
