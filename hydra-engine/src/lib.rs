@@ -53,4 +53,4 @@ pub use report::{
 };
 pub use run::{AdmittedRun, Forecast, ForecastTask, LinkRate};
 pub use stages::{EvaluationKind, MicrobatchGroup, TaskState};
-pub use train_task::{EvaluationTask, TrainTask};
+pub use train_task::{EvaluationTask, RoundsTask, TrainTask};

@@ -16,12 +16,12 @@ use crate::device::{DeviceSpec, LogicalDevice};
 use crate::error::{EngineError, guarded, refused};
 use crate::observer::{Observer, RunEvent};
 use crate::protocol::{Evaluation, StopFlag};
-use crate::report::RunReport;
+use crate::report::{RunReport, TaskReport};
 use crate::run::{AdmittedRun, PolicyChoice, RunSettings};
 use crate::task::TaskInfo;
-use crate::train_task::{EvaluationTask, TrainTask};
+use crate::train_task::{EvaluationTask, RoundsTask, TrainTask};
 use hydra_core::optimizer::Sgd;
-use hydra_core::{ByteSize, MemoryProbe, TaskId, TrainSpec};
+use hydra_core::{ByteSize, Chain, Dataset, MemoryProbe, TaskId, TrainSpec};
 use hydra_partition::{PartitionError, PartitionPlan, PilotProgress};
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::alloc::ReturnsFreed;
@@ -309,19 +309,51 @@ impl Orchestrator {
     /// Evaluates a chain on a dataset with the devices and options of this run. Submitted tasks are not run.
     pub fn evaluate(mut self, task: EvaluationTask) -> Result<Evaluation, EngineError> {
         let EvaluationTask { chain, data, batch, seed } = task;
-        let optimizer = Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
-        let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
-        let mut task = TrainTask::new("evaluate", chain, data.clone(), spec).test(data);
-        task.evaluate_only = true;
         self.tasks.clear();
-        self.submit(task)?;
-        let report = self.run()?;
-        let Some(task) = report.tasks.into_iter().next() else { return Err(EngineError::NoTask) };
-        match (task.test, task.failure) {
-            (Some(result), _) => Ok(result),
-            (None, Some(source)) => Err(EngineError::Failed { task: task.name, source }),
-            (None, None) => Err(EngineError::Stopped),
+        self.submit(evaluation("evaluate", chain, data, (batch, seed)))?;
+        let task = self.run()?.tasks.into_iter().next().ok_or(EngineError::NoTask)?;
+        match task.test {
+            Some(result) => Ok(result),
+            None => Err(unfinished(task)),
         }
+    }
+
+    /// Evaluates chains in rounds, until none has another round. What each shard promotes serves all items of a round. The
+    /// results are those that the data receives. Submitted tasks are not run.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run), and that of the first task that failed or was stopped.
+    pub fn evaluate_in_rounds(mut self, tasks: Vec<RoundsTask>) -> Result<(), EngineError> {
+        self.tasks.clear();
+        for RoundsTask { name, chain, data, seed } in tasks {
+            let task = evaluation(&name, chain, data.clone(), (1, seed));
+            self.submit(TrainTask { rounds: Some(data), ..task })?;
+        }
+        match self.run()?.tasks.into_iter().find(|task| task.test.is_none()) {
+            Some(task) => Err(unfinished(task)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A task that evaluates a chain on data.
+fn evaluation(
+    name: &str,
+    chain: Arc<Chain>,
+    data: Arc<dyn Dataset>,
+    (batch, seed): (usize, u64),
+) -> TrainTask {
+    let optimizer = Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
+    let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
+    let task = TrainTask::new(name, chain, data.clone(), spec).test(data);
+    TrainTask { evaluate_only: true, ..task }
+}
+
+/// The failure of a task whose evaluation did not end.
+fn unfinished(report: TaskReport) -> EngineError {
+    match report.failure {
+        Some(source) => EngineError::Failed { task: report.name, source },
+        None => EngineError::Stopped,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::EngineError;
 use crate::protocol::StopFlag;
 use crate::stages::{Cursor, MicrobatchGroup, Program};
-use hydra_core::{Chain, Dataset, ModelWriter, TrainSpec};
+use hydra_core::{Chain, Dataset, ModelWriter, Rounds, TrainSpec};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,6 +39,8 @@ pub struct TrainTask {
     pub(crate) most_devices: Option<usize>,
     /// True for a task that only evaluates the test data.
     pub(crate) evaluate_only: bool,
+    /// The test data, if it is evaluated in rounds.
+    pub(crate) rounds: Option<Arc<dyn Rounds>>,
 }
 
 impl TrainTask {
@@ -65,6 +67,7 @@ impl TrainTask {
             microbatch_group: None,
             most_devices: None,
             evaluate_only: false,
+            rounds: None,
         }
     }
 
@@ -100,6 +103,7 @@ impl TrainTask {
             replicas: 1,
             validation: batches(&self.validation),
             test: batches(&self.test),
+            rounds: self.rounds.is_some(),
             initial_validation: self.initial_validation,
             shared: false,
             evaluations: spec.evaluations(),
@@ -258,6 +262,19 @@ pub struct EvaluationTask {
     pub data: Arc<dyn Dataset>,
     /// The items of a batch.
     pub batch: usize,
+    /// The seed of random initial values.
+    pub seed: u64,
+}
+
+/// One model to evaluate in rounds. A batch is one item.
+#[derive(Clone)]
+pub struct RoundsTask {
+    /// A name, which differs from those of the other tasks.
+    pub name: String,
+    /// The model, whose objective [keeps rows](hydra_core::Objective::keeps_rows).
+    pub chain: Arc<Chain>,
+    /// The data.
+    pub data: Arc<dyn Rounds>,
     /// The seed of random initial values.
     pub seed: u64,
 }

@@ -218,7 +218,7 @@ impl Cursor {
                 (p.microbatch_group.microbatches, p.microbatches, p.microbatches_of(self.step))
             }
             Stage::Evaluate { kind, .. } => (p.microbatch_group.batches, p.batches(kind), p.batches(kind)),
-            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => return None,
+            Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => return None,
         };
         let [most, replicas, usual, of] = [most, self.replicas(), usual, of].map(|count| count as u64);
         let length = usize::try_from(group_length(most, replicas, usual, of)).unwrap_or(usize::MAX);
@@ -247,7 +247,7 @@ impl Cursor {
             Stage::Train { microbatch: microbatch_pass } | Stage::Evaluate { batch: microbatch_pass, .. } => {
                 *microbatch_pass = begun.microbatch_passes.end
             }
-            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => {}
+            Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => {}
         }
         Some(begun)
     }
@@ -271,6 +271,16 @@ impl Cursor {
     /// Leaves a shared initial evaluation with a known result.
     pub(crate) fn end_shared_evaluation(&mut self) {
         self.after_minibatches();
+    }
+
+    /// Begins the next round of the evaluation of the test data, with this number of batches; the last round was the end if
+    /// there are none.
+    pub(crate) fn next_round(&mut self, batches: usize) {
+        self.program.test = batches;
+        match batches {
+            0 => self.stage = Stage::Write,
+            _ => self.enter(Stage::Evaluate { kind: EvaluationKind::Test, batch: 0 }),
+        }
     }
 
     /// Ends training here, after a minibatch or within an evaluation; only the model is left to write.
@@ -324,7 +334,7 @@ impl Cursor {
                 WorkLeft { microbatch_passes: later(self.step), evaluations, ..WorkLeft::default() }
             }
             Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
-            Stage::Write | Stage::Finished => WorkLeft::default(),
+            Stage::Round | Stage::Write | Stage::Finished => WorkLeft::default(),
         }
     }
 
@@ -332,9 +342,13 @@ impl Cursor {
     /// shard's parameters; `None` if they are stepped before (`trained` ones are, at the end of a minibatch) or never
     /// read again.
     pub(crate) fn until_read_s(&self, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
-        if self.stage == Stage::Shared {
-            let training = ShardTaskKind::training_start(self.program.shards);
-            return costs.until_read_s(training, shard, self.program.first_trained, None);
+        let start = match self.stage {
+            Stage::Shared => Some(ShardTaskKind::training_start(self.program.shards)),
+            Stage::Round => Some(ShardTaskKind::evaluation_start()),
+            _ => None,
+        };
+        if let Some(start) = start {
+            return costs.until_read_s(start, shard, self.program.first_trained, None);
         }
         let begun = self.replicas.iter().flatten();
         let in_begun = begun.filter_map(|begun| self.until_read_in(begun, costs, shard, trained));
@@ -368,10 +382,10 @@ impl Cursor {
             Stage::Train { .. } if self.step + 1 < p.steps => trains,
             Stage::Train { .. } => evaluates.filter(|_| p.validation + p.test > 0),
             Stage::Evaluate { kind, .. } if end < p.batches(kind) => evaluates,
-            Stage::Evaluate { kind: EvaluationKind::Test, .. } => None,
+            Stage::Evaluate { kind: EvaluationKind::Test, .. } => evaluates.filter(|_| p.rounds),
             Stage::Evaluate { .. } if self.step < p.steps => trains,
             Stage::Evaluate { .. } => evaluates.filter(|_| p.validation + p.test > 0),
-            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => None,
+            Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => None,
         }
     }
 
@@ -395,7 +409,7 @@ impl Cursor {
                 // The checkpoint of another task may name a batch that does not exist; it is refused later.
                 p.batches(kind).max(first + 1)
             }
-            Stage::Shared | Stage::Restore | Stage::Write | Stage::Finished => 0,
+            Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => 0,
         };
     }
 
@@ -419,6 +433,7 @@ impl Cursor {
             Stage::Evaluate { kind, .. } => match kind {
                 EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
                 EvaluationKind::Validation => self.final_test(),
+                EvaluationKind::Test if self.program.rounds => self.stage = Stage::Round,
                 EvaluationKind::Test => self.stage = Stage::Write,
             },
             waiting => self.stage = waiting,
@@ -465,6 +480,7 @@ mod tests {
             microbatch_group: MicrobatchGroup::ONE,
             validation: 2,
             test: 1,
+            rounds: false,
             initial_validation: true,
             replicas: 1,
             shared: false,
@@ -516,6 +532,24 @@ mod tests {
             "Write".to_owned(),
         ];
         assert_eq!(log, expected.join(" "));
+    }
+
+    #[test]
+    fn an_evaluation_goes_on_in_rounds() {
+        let program = Program { steps: 0, validation: 0, test: 2, rounds: true, shards: 1, ..program() };
+        let mut cursor = Cursor::new(program);
+        let costs = CostModel::new(vec![1.0], vec![1.0], vec![1.0]).unwrap();
+        for batches in [2, 1, 3, 0] {
+            while let Some(task) = cursor.peek() {
+                assert_eq!(task.kind, ShardTaskKind::Evaluate);
+                cursor.advance(0);
+            }
+            assert_eq!(cursor.stage(), Stage::Round);
+            assert_eq!(cursor.until_read_s(&costs, 0, false), Some(0.0), "the next round reads the shard");
+            cursor.next_round(batches);
+            assert_eq!(cursor.left().evaluations, batches as u64);
+        }
+        assert_eq!((cursor.stage(), cursor.peek()), (Stage::Write, None));
     }
 
     /// The shard tasks with their microbatches or batches.

@@ -48,6 +48,8 @@ pub(crate) enum Stage {
     Evaluate { kind: EvaluationKind, batch: usize },
     /// Training microbatch `microbatch` of the current minibatch.
     Train { microbatch: usize },
+    /// Waiting for the result of a round of an evaluation, which decides whether there is another one.
+    Round,
     /// Waiting until the best weights are restored.
     Restore,
     /// Waiting until the model is hashed and written.
@@ -63,7 +65,7 @@ impl Stage {
             Self::Evaluate { batch: microbatch_pass, .. } | Self::Train { microbatch: microbatch_pass } => {
                 *microbatch_pass
             }
-            Self::Shared | Self::Restore | Self::Write | Self::Finished => 0,
+            Self::Shared | Self::Round | Self::Restore | Self::Write | Self::Finished => 0,
         }
     }
 }

@@ -24,7 +24,7 @@ use super::waits::Waits;
 use crate::admission::GradientBytes;
 use crate::checkpoint::Checkpoint;
 use crate::device::{Adding, ShardWork};
-use crate::error::EngineError;
+use crate::error::{EngineError, guarded};
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
 use crate::stages::{Cursor, EvaluationKind, MicrobatchPass, Next, ShardTask, Stage};
@@ -521,6 +521,15 @@ impl LiveTask {
             && self.results.exhaust(patience)
         {
             self.cursor.stop(true);
+        }
+        if let Some(rounds) = self.info.task.rounds.clone().filter(|_| kind == EvaluationKind::Test) {
+            let goes_on =
+                guarded("the data of an evaluation in rounds", || Ok(rounds.next_round(&result.rows)))?;
+            let size = self.info.task.evaluation_batch();
+            self.cursor.next_round(if goes_on { rounds.len().div_ceil(size) } else { 0 });
+            if goes_on {
+                return Ok(Progress::Evaluating { kind, batch: batches - 1, batches, units });
+            }
         }
         Ok(Progress::Evaluated { kind, step, result, best })
     }
