@@ -33,6 +33,7 @@ pub mod decoder;
 pub mod encoder;
 mod error;
 pub mod family;
+pub mod generation;
 pub mod gguf;
 pub mod gpt2;
 pub mod lora;

@@ -3,7 +3,7 @@
 use super::DecoderConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
-use crate::parts::{Adapter, Linear, RmsNorm, along, with_positions};
+use crate::parts::{Adapter, Linear, RmsNorm, along, generating, slots, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -54,6 +54,8 @@ pub struct Block {
 #[derive(Clone, Debug)]
 struct Options {
     attention: ops::GroupedAttention,
+    /// The block's part of the cache of a model that generates.
+    cache: Option<ops::BlockCache>,
     /// The standard deviation of initial weights.
     deviation: f64,
     inner: usize,
@@ -71,7 +73,12 @@ impl Options {
             dropout: config.attention_dropout,
             site: 0,
         };
-        Self { attention, deviation: config.initializer_range, inner: config.intermediate_size }
+        Self {
+            attention,
+            cache: config.head.cache.as_ref().map(|cache| cache.block(index)),
+            deviation: config.initializer_range,
+            inner: config.intermediate_size,
+        }
     }
 }
 
@@ -96,9 +103,10 @@ impl Attention {
         &self,
         x: Tensor<3>,
         positions: Option<Tensor<2, Int>>,
-        attention: &ops::GroupedAttention,
+        options: &Options,
         pass: &Pass,
     ) -> Tensor<3> {
+        let attention = &options.attention;
         let normed = |x, norm: &Option<RmsNorm>| match norm {
             Some(norm) => norm.forward(x),
             None => x,
@@ -108,6 +116,9 @@ impl Attention {
         let keys = normed(self.k_proj.forward(for_keys, pass), &self.k_norm);
         let values = self.v_proj.forward(for_values, pass);
         match positions {
+            Some(at) if let Some(cache) = &options.cache => {
+                ops::cached_attention([queries, keys, values], at, slots(pass), attention, cache)
+            }
             Some(at) => ops::grouped_attention_within(queries, keys, values, at, attention, pass),
             None => ops::grouped_attention(queries, keys, values, attention, pass),
         }
@@ -164,7 +175,8 @@ impl Adaptable for Block {
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (x, at) = with_positions(x);
-        let (x, options) = (x.into_float::<3>(), &self.options.attention);
+        let (x, options) = (x.into_float::<3>(), &self.options);
+        let pass = &if options.cache.is_some() { generating(pass, &x) } else { pass.clone() };
         let [residual, x] = ops::fork(x);
         let attended = self.self_attn.attend(self.input_layernorm.forward(x), at.clone(), options, pass);
         let [residual, x] = ops::fork(self.self_attn.o_proj.forward_onto(residual, attended, pass));
@@ -196,10 +208,15 @@ impl Forward for Block {
         is_quantized(self, name)
     }
 
+    fn reads_targets(&self) -> bool {
+        self.options.cache.is_some()
+    }
+
     fn cost_key(&self) -> Option<String> {
+        let Options { attention, cache, deviation, inner } = &self.options;
         Some(format!(
-            "{:?}, epsilon {}, quantized {}",
-            self.options,
+            "{attention:?}, cache {:?}, {deviation} {inner}, epsilon {}, quantized {}",
+            cache.as_ref().map(ops::BlockCache::form),
             self.input_layernorm.epsilon,
             is_quantized(self, "mlp.up_proj.weight")
         ))

@@ -6,8 +6,9 @@ use crate::ModelError;
 use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
 use crate::gguf::{self, GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
+use crate::ops::KvCacheForm;
 use crate::weights::{ParamSource, SaveForm};
-use hydra_core::{Chain, ModelWriter};
+use hydra_core::{Chain, FloatType, ModelWriter};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,6 +74,13 @@ impl Model for Decoder {
 
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(DecoderDir::notes).collect()
+    }
+
+    fn cache_form(&self, float: FloatType, longest: usize) -> Option<KvCacheForm> {
+        let DecoderConfig { num_hidden_layers: blocks, num_key_value_heads: key_heads, head_dim, .. } =
+            self.config;
+        let head_width = head_dim;
+        Some(KvCacheForm { blocks, key_heads, head_width, float, longest })
     }
 
     fn is_quantized(&self) -> bool {

@@ -3,7 +3,9 @@
 use super::DecoderConfig;
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{RmsNorm, Sequences, Table, before_last, language_model, table_logits};
+use crate::parts::{
+    RmsNorm, Sequences, Table, before_last, language_model, last_tokens, next_logits, table_logits,
+};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
@@ -19,6 +21,8 @@ pub struct Head {
     pub lm_head: Table,
     /// The number of tokens whose logits are in memory at a time.
     pub chunk_rows: usize,
+    /// Whether it returns the logits `[sequences, vocabulary]` after the last token of each sequence instead of the loss.
+    pub generates: bool,
     /// The standard deviation of initial weights.
     pub deviation: f64,
 }
@@ -31,6 +35,7 @@ impl Head {
             norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps),
             lm_head: if config.tie_word_embeddings { embedding.tied() } else { own() },
             chunk_rows: config.chunk_rows(),
+            generates: config.head.cache.is_some(),
             deviation: config.initializer_range,
         }
     }
@@ -42,6 +47,10 @@ impl Forward for Head {
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        if self.generates {
+            let last = self.norm.forward(last_tokens(x.part(0).into_float(), pass));
+            return next_logits(last, self.lm_head.weight.val());
+        }
         let hidden = self.norm.forward(x.part(0).into_float());
         language_model(hidden, self.lm_head.weight.val(), self.chunk_rows, pass)
     }

@@ -4,6 +4,7 @@ use super::supported::{self, refuse};
 use super::{Classes, Labels, TaskType};
 use crate::ModelError;
 use crate::objective::ProblemType;
+use crate::ops::KvCache;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -37,6 +38,9 @@ pub struct HeadConfig {
     /// The id of the padding token.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub pad_token_id: Option<Value>,
+    /// The key-value cache of a language model that generates.
+    #[serde(skip)]
+    pub cache: Option<KvCache>,
 }
 
 /// Reads a key that exists, which may be null.
@@ -85,6 +89,7 @@ impl HeadConfig {
             num_labels: key("num_labels"),
             problem_type: key("problem_type"),
             pad_token_id: key("pad_token_id"),
+            cache: None,
         })
     }
 
@@ -220,6 +225,7 @@ impl HeadConfig {
             num_labels: None,
             problem_type: Some(json!(labels.problem.name())),
             pad_token_id: self.pad_token_id.clone(),
+            cache: None,
         };
         head.validate(&[architecture])?;
         *self = head;

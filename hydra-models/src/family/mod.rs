@@ -28,9 +28,10 @@ pub use load::load;
 
 use crate::gguf::{GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan};
+use crate::ops::KvCacheForm;
 use crate::weights::SaveForm;
 use crate::{ModelError, convnext, decoder, encoder, gpt2, vit};
-use hydra_core::{Chain, ModelWriter};
+use hydra_core::{Chain, FloatType, ModelWriter};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -257,6 +258,13 @@ pub trait Model: Send + Sync {
             1 => Ok(()),
             found => Err(ModelError::Config { name: "vocabulary_parts", found: found.to_string(), expected }),
         }
+    }
+
+    /// The sizes of a key-value cache for values of this type and sequences of up to `longest` tokens; `None` if the model
+    /// is no decoder. With a cache in its [head](Self::head_mut), a language model's chain returns logits of next tokens
+    /// ([`generation`](crate::generation)).
+    fn cache_form(&self, _float: FloatType, _longest: usize) -> Option<KvCacheForm> {
+        None
     }
 
     /// Returns whether its files have quantized matrices, which cannot be trained: train [adapters](Self::adapted).

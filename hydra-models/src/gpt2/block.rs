@@ -3,7 +3,7 @@
 use super::{Affine, Gpt2Config, Norm};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
-use crate::parts::{Activate, Adapter, along, with_positions};
+use crate::parts::{Activate, Adapter, along, generating, slots, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -41,8 +41,10 @@ pub struct Block {
     options: Options,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Options {
+    /// The block's part of the cache of a model that generates.
+    cache: Option<ops::BlockCache>,
     heads: usize,
     scale: f64,
     attention_dropout: f64,
@@ -58,6 +60,7 @@ impl Options {
         // Validation accepts only supported activations.
         let activate = Activate::named(&config.activation_function).unwrap_or(Activate::GeluTanh);
         Self {
+            cache: config.head.cache.as_ref().map(|cache| cache.block(index)),
             heads: config.n_head,
             scale: config.attention_scale(index),
             attention_dropout: config.attn_pdrop,
@@ -88,6 +91,11 @@ impl Block {
         let attention = ops::Attention { heads, scale, dropout: attention_dropout, site: 0 };
         let qkv = self.attn.c_attn.forward(x, pass);
         match positions {
+            Some(positions) if let Some(cache) = &self.options.cache => {
+                let width = qkv.dims()[2] / 3;
+                let parts = [0, 1, 2].map(|part| qkv.clone().narrow(2, part * width, width));
+                ops::cached_attention(parts, positions, slots(pass), &grouped(heads, scale), cache)
+            }
             Some(positions) => ops::causal_attention_within(qkv, positions, attention, pass),
             None => ops::causal_attention(qkv, attention, pass),
         }
@@ -108,6 +116,20 @@ impl Block {
     }
 }
 
+/// The attention of these heads over separate queries, keys and values.
+fn grouped(heads: usize, scale: f64) -> ops::GroupedAttention {
+    ops::GroupedAttention {
+        heads,
+        key_heads: heads,
+        scale,
+        causal: true,
+        window: None,
+        rotary: None,
+        dropout: 0.0,
+        site: 0,
+    }
+}
+
 impl Adaptable for Block {
     fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
         let (SelfAttention { c_attn, c_proj }, mlp) = (&mut self.attn, &mut self.mlp);
@@ -123,7 +145,9 @@ impl Adaptable for Block {
 impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (x, at) = with_positions(x);
-        let [residual, x] = ops::fork(x.into_float::<3>());
+        let x = x.into_float::<3>();
+        let pass = &if self.options.cache.is_some() { generating(pass, &x) } else { pass.clone() };
+        let [residual, x] = ops::fork(x);
         let inner = self.attend(self.ln_1.forward(x), at.clone(), pass);
         let [residual, x] = ops::fork(self.add(residual, &self.attn.c_proj, inner, pass, 1));
         let inner = self.inner(self.ln_2.forward(x), pass);
@@ -155,7 +179,13 @@ impl Forward for Block {
         is_quantized(self, name)
     }
 
+    fn reads_targets(&self) -> bool {
+        self.options.cache.is_some()
+    }
+
     fn cost_key(&self) -> Option<String> {
-        Some(format!("{:?}, epsilon {} {}", self.options, self.ln_1.epsilon, self.ln_2.epsilon))
+        let cache = self.options.cache.as_ref().map(ops::BlockCache::form);
+        let options = Options { cache: None, ..self.options.clone() };
+        Some(format!("{options:?}, cache {cache:?}, epsilon {} {}", self.ln_1.epsilon, self.ln_2.epsilon))
     }
 }

@@ -7,8 +7,9 @@ use crate::ModelError;
 use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
 use crate::gguf::{self, GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
+use crate::ops::KvCacheForm;
 use crate::weights::{ParamSource, SaveForm};
-use hydra_core::{Chain, ModelWriter};
+use hydra_core::{Chain, FloatType, ModelWriter};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,6 +73,11 @@ impl Model for Gpt2 {
 
     fn notes(&self) -> Vec<String> {
         self.weights.iter().flat_map(Gpt2Dir::notes).collect()
+    }
+
+    fn cache_form(&self, float: FloatType, longest: usize) -> Option<KvCacheForm> {
+        let Gpt2Config { n_layer: blocks, n_head: key_heads, n_embd, .. } = self.config;
+        Some(KvCacheForm { blocks, key_heads, head_width: n_embd / key_heads, float, longest })
     }
 
     fn set_dropout(&mut self, probability: f64) {

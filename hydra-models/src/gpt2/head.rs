@@ -3,7 +3,7 @@
 use super::{Gpt2Config, Norm, Table};
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{Sequences, before_last, language_model, table_logits};
+use crate::parts::{Sequences, before_last, language_model, last_tokens, next_logits, table_logits};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
@@ -19,6 +19,8 @@ pub struct Head {
     pub wte: Table,
     /// The number of tokens whose logits are in memory at a time.
     pub chunk_rows: usize,
+    /// Whether it returns the logits `[sequences, vocabulary]` after the last token of each sequence instead of the loss.
+    pub generates: bool,
 }
 
 impl Head {
@@ -28,6 +30,7 @@ impl Head {
             ln_f: Norm::new(config.n_embd, config.layer_norm_epsilon),
             wte: wte.tied(),
             chunk_rows: config.chunk_rows(),
+            generates: config.head.cache.is_some(),
         }
     }
 }
@@ -38,6 +41,10 @@ impl Forward for Head {
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
+        if self.generates {
+            let last = self.ln_f.forward(last_tokens(x.part(0).into_float(), pass));
+            return next_logits(last, self.wte.weight.val());
+        }
         let hidden = self.ln_f.forward(x.part(0).into_float());
         language_model(hidden, self.wte.weight.val(), self.chunk_rows, pass)
     }

@@ -1,7 +1,7 @@
 //! GPT-2's linear layers.
 
 use crate::lora::AdaptableMap;
-use crate::ops;
+use crate::ops::{self, Form};
 use crate::parts::{Adapter, uninitialized};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -48,9 +48,16 @@ impl Affine {
         [outputs, inputs]
     }
 
+    /// The same for rows whose bits do not depend on each other.
+    fn by_row(&self, x: Tensor<3>) -> Tensor<3> {
+        let form = if self.quantized { Form::Nf4(self.turned()) } else { Form::InOut };
+        ops::linear_by_row(x, self.weight.val(), form) + self.bias.val().unsqueeze()
+    }
+
     /// Maps `[batch, tokens, in]` to `[batch, tokens, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let map = |x| match self.quantized {
+            _ if pass.is_by_row() => self.by_row(x),
             true => ops::linear_nf4(x, self.weight.val(), self.turned(), Some(self.bias.val())),
             false => ops::linear(x, self.weight.val(), self.bias.val()),
         };
@@ -60,6 +67,7 @@ impl Affine {
     /// Adds the output for `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
     pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let map = |x| match self.quantized {
+            _ if pass.is_by_row() => residual + self.by_row(x),
             true => {
                 ops::linear_nf4_onto(residual, x, self.weight.val(), self.turned(), Some(self.bias.val()))
             }

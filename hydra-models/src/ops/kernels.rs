@@ -5,6 +5,7 @@
 
 pub(super) mod bf16;
 pub(super) mod nf4;
+pub(super) mod rows;
 
 use super::math::ELEMENTS;
 use gemm::Parallelism;
@@ -115,6 +116,21 @@ impl<'a, T> MatMut<'a, T> {
             // SAFETY: the block starts within the first row (the matrix has rows, or nothing is read).
             let first = if self.rows == 0 { self.first } else { unsafe { self.first.add(start) } };
             MatMut { first, cols: width, data: PhantomData, ..self }
+        };
+        (0..self.cols).step_by(width).map(block).collect()
+    }
+
+    /// The number of rows.
+    pub(super) fn len_rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Splits it into blocks of `width` columns, from the left; the last one may be narrower.
+    fn blocks_of_cols(&mut self, width: usize) -> Vec<MatMut<'_, T>> {
+        let block = |start: usize| {
+            // SAFETY: the block starts within the first row (the matrix has rows, or nothing is read).
+            let first = if self.rows == 0 { self.first } else { unsafe { self.first.add(start) } };
+            MatMut { first, cols: width.min(self.cols - start), data: PhantomData, ..*self }
         };
         (0..self.cols).step_by(width).map(block).collect()
     }

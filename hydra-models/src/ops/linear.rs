@@ -3,8 +3,10 @@
 //! A weight keeps the layout of its family's files and is never copied to another.
 
 use super::autodiff::*;
-use super::kernels::nf4::{Nf4, Side, product as product_nf4, product_bf16 as product_nf4_bf16};
-use super::kernels::{Mat, Start, bf16, product, sum_rows};
+use super::kernels::nf4::{
+    Nf4, Side, product as product_nf4, product_bf16 as product_nf4_bf16, product_by_row as nf4_by_row,
+};
+use super::kernels::{Mat, Start, bf16, product, rows, sum_rows};
 use super::tensors::{bits, flex, flex_bits, float_type, floats, one_type, owned};
 use burn::tensor::{DType, Tensor};
 use burn_flex::FlexTensor;
@@ -82,6 +84,13 @@ pub fn linear_nf4_onto(
     fits("linear_nf4_onto", &residual, [batch, tokens, shape[0]]);
     check_nf4("linear_nf4_onto", residual.dtype(), &x, (&blocks, shape), bias.as_ref());
     map(Some(residual), x, blocks, bias, Form::Nf4(shape))
+}
+
+/// `x @ weight` for `x` of shape `[batch, tokens, in]`, so that the bits of a row depend neither on the number of rows nor
+/// on the other rows. It is fast for few rows, because each element of the weight is read once.
+pub(crate) fn linear_by_row(x: Tensor<3>, weight: Tensor<2>, form: Form) -> Tensor<3> {
+    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as AffineOps>::product_by_row(x, weight, form))
 }
 
 #[track_caller]
@@ -187,6 +196,9 @@ pub(crate) trait AffineOps: Backend {
     /// `x @ weight`.
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self>;
 
+    /// `x @ weight`, where the bits of a row do not depend on other rows.
+    fn product_by_row(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self>;
+
     /// `residual + x @ weight`.
     fn product_onto(
         residual: FloatTensor<Self>,
@@ -252,6 +264,24 @@ fn times_bf16(
             bf16::product(start, x, if transposed { weight.t() } else { weight })
         }
     }
+}
+
+/// `x @ weight`, where the bits of a row do not depend on other rows. The products of `bf16` are always so.
+fn by_row(x: FlexTensor, weight: FlexTensor, form: Form) -> FlexTensor {
+    let float = float_type(&x);
+    if float == FloatType::Bf16 {
+        return mapped(None, x, weight, None, form);
+    }
+    profile::time(Part::Matmul, || {
+        let (x, weight) = (owned(x), owned(weight));
+        let [batch, tokens, _]: [usize; 3] = x.shape().dims();
+        let left = as_rows(&x, floats);
+        let y = match form {
+            Form::Nf4(shape) => nf4_by_row(left, quantized(&weight, shape, false), float),
+            _ => rows::product(left, as_matrix(&weight, form, floats)),
+        };
+        flex(y, [batch, tokens, form.outputs(weight.shape().dims())], float)
+    })
 }
 
 /// A quantized weight, or the transposed one, as the right side of a product.
@@ -324,6 +354,10 @@ impl AffineOps for Flex {
 
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
         mapped(None, x, weight, None, form)
+    }
+
+    fn product_by_row(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+        by_row(x, weight, form)
     }
 
     fn product_onto(
@@ -448,6 +482,10 @@ impl<B: AffineKernels, C: CheckpointStrategy> AffineOps for Autodiff<B, C> {
 
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
         tracked!(false, [x.node(), weight.node()], x, weight, form, B::product(x, weight, form))
+    }
+
+    fn product_by_row(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+        tracked!(false, [x.node(), weight.node()], x, weight, form, B::product_by_row(x, weight, form))
     }
 
     fn product_onto(

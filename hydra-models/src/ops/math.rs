@@ -97,6 +97,17 @@ pub(super) fn exp_in_place(row: &mut [f32], shift: f32) -> f64 {
     sum(row, |x| x)
 }
 
+/// The logarithm of the sum of the exponentials of a row.
+pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
+    super::kernels::vectorized(
+        #[inline(always)]
+        || {
+            let largest = max(row);
+            f64::from(largest) + sum(row, |x| exp(x - largest)).ln()
+        },
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -35,10 +35,12 @@ mod tensors;
 pub mod reference;
 
 pub use attention::{
-    Attention, GroupedAttention, Rotary, RotaryScaling, causal_attention, causal_attention_within,
-    grouped_attention, grouped_attention_within,
+    Attention, GroupedAttention, KvCache, KvCacheForm, Rotary, RotaryScaling, causal_attention,
+    causal_attention_within, grouped_attention, grouped_attention_within,
 };
-pub(crate) use attention::{grouped_working_elements, working_elements as attention_working_elements};
+pub(crate) use attention::{
+    BlockCache, cached_attention, grouped_working_elements, working_elements as attention_working_elements,
+};
 #[cfg(feature = "cube")]
 pub use cube::{products_library, supports};
 pub use depthwise::depthwise;
@@ -47,9 +49,11 @@ pub use embedding::{embedding, lookup};
 pub use fork::fork;
 pub use gelu::gelu_tanh;
 pub use head::{IGNORED, head_loss, token_losses};
+pub(crate) use linear::{Form, linear_by_row};
 pub use linear::{
     linear, linear_nf4, linear_nf4_onto, linear_onto, linear_transposed, linear_transposed_onto,
 };
+pub(crate) use math::log_sum_exp;
 pub use norm::layer_norm;
 pub use precision::{Precision, bf16_products, set_precision};
 pub use rms_norm::rms_norm;

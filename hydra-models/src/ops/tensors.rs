@@ -56,7 +56,7 @@ pub(super) fn widened(bits: &[u16], narrow: FloatType) -> Vec<f32> {
 }
 
 /// Rounds `values` to a 16-bit type, on the threads of the current pool.
-fn narrowed(values: &[f32], narrow: FloatType) -> Vec<u16> {
+pub(super) fn narrowed(values: &[f32], narrow: FloatType) -> Vec<u16> {
     match narrow {
         FloatType::Bf16 => map(values, kernels::bf16::rounded),
         FloatType::F16 => map(values, |x| f16::from_f32(x).to_bits()),

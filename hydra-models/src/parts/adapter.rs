@@ -1,7 +1,7 @@
 //! Low-rank adapters of linear layers.
 
 use super::uninitialized;
-use crate::ops;
+use crate::ops::{self, Form};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::{Init, Pass};
@@ -74,6 +74,12 @@ impl Adapter {
     /// Adds the adapter's output for `x` `[batch, tokens, in]` to `y` `[batch, tokens, out]`.
     pub fn forward_onto(&self, y: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let AdapterOptions { scale, dropout, site } = self.options;
+        if pass.is_by_row() {
+            let inner = ops::linear_by_row(x, self.a.weight.val(), Form::OutIn);
+            let outer = ops::linear_by_row(inner.mul_scalar(scale), self.b.weight.val(), Form::OutIn);
+            let bias = self.b.bias.as_ref().map(|bias| bias.val().mul_scalar(scale).unsqueeze());
+            return bias.into_iter().fold(y + outer, |y, bias| y + bias);
+        }
         let inner =
             ops::linear_transposed(ops::dropout(x, dropout, pass.site(site)), self.a.weight.val(), None);
         let bias = self.b.bias.as_ref().map(|bias| bias.val().mul_scalar(scale));

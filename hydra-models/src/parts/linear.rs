@@ -2,7 +2,7 @@
 
 use super::{Adapter, uninitialized};
 use crate::lora::AdaptableMap;
-use crate::ops;
+use crate::ops::{self, Form};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::Pass;
@@ -46,9 +46,17 @@ impl Linear {
         AdaptableMap { name, adapter: lora, shape: [*inputs, *outputs], weight, quantized }
     }
 
+    /// The same for rows whose bits do not depend on each other.
+    fn by_row(&self, x: Tensor<3>) -> Tensor<3> {
+        let form = if self.quantized { Form::Nf4(self.shape) } else { Form::OutIn };
+        let y = ops::linear_by_row(x, self.weight.val(), form);
+        self.bias().into_iter().fold(y, |y, bias| y + bias.unsqueeze())
+    }
+
     /// Maps `[batch, tokens, in]` to `[batch, tokens, out]`.
     pub fn forward(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let map = |x| match self.quantized {
+            _ if pass.is_by_row() => self.by_row(x),
             true => ops::linear_nf4(x, self.weight.val(), self.shape, self.bias()),
             false => ops::linear_transposed(x, self.weight.val(), self.bias()),
         };
@@ -58,6 +66,7 @@ impl Linear {
     /// Adds the output for `x` `[batch, tokens, in]` to a residual `[batch, tokens, out]`.
     pub fn forward_onto(&self, residual: Tensor<3>, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
         let map = |x| match self.quantized {
+            _ if pass.is_by_row() => residual + self.by_row(x),
             true => ops::linear_nf4_onto(residual, x, self.weight.val(), self.shape, self.bias()),
             false => ops::linear_transposed_onto(residual, x, self.weight.val(), self.bias()),
         };

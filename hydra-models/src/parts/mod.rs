@@ -4,6 +4,7 @@
 
 mod activate;
 mod adapter;
+mod generation;
 mod linear;
 mod norm;
 mod outputs;
@@ -17,6 +18,7 @@ pub(crate) mod vocabulary;
 pub use activate::Activate;
 pub(crate) use adapter::AdapterOptions;
 pub use adapter::{Adapter, Factor};
+pub(crate) use generation::{GROUP, generating, last_tokens, next_logits, slots};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub(crate) use outputs::{before_last, table_logits};

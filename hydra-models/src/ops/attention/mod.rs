@@ -7,6 +7,8 @@
 //!
 //! If a row holds several examples, one after the other, each is computed as if it were in a row of its own.
 
+mod cache;
+mod cached;
 mod group;
 mod grouped;
 mod narrow;
@@ -14,10 +16,13 @@ mod positions;
 mod qkv;
 mod rotary;
 
+pub use cache::{KvCache, KvCacheForm};
 pub use grouped::{GroupedAttention, grouped_attention, grouped_attention_within};
 pub use qkv::{Attention, causal_attention, causal_attention_within};
 pub use rotary::{Rotary, RotaryScaling};
 
+pub(crate) use cache::BlockCache;
+pub(crate) use cached::cached_attention;
 pub(crate) use grouped::working_elements as grouped_working_elements;
 pub(crate) use qkv::working_elements;
 

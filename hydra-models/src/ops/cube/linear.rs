@@ -140,6 +140,11 @@ impl AffineOps for Cube {
         reshaped(y, shape)
     }
 
+    /// Generation does not run on GPUs.
+    fn product_by_row(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+        Self::product(x, weight, form)
+    }
+
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
         let ([batch, tokens, _], outputs, dtype) = (dims(&x), form.outputs(dims(&weight)), x.dtype);
         let [x, weight] = whole([x, weight]);

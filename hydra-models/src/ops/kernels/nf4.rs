@@ -4,7 +4,9 @@
 //!
 //! Elements are those of the other side's type: a value is rounded to `f32`, then once to 16 bits.
 
-use super::{Mat, MatMut, Start, bf16, matmul, panels, product_by, threads_here, turned_cols, vectorized};
+use super::{
+    Mat, MatMut, Start, bf16, matmul, panels, product_by, rows, threads_here, turned_cols, vectorized,
+};
 use half::f16;
 use hydra_core::FloatType;
 use hydra_core::nf4::{BLOCK, BLOCK_BYTES, TABLE, bytes_of, scale};
@@ -210,6 +212,22 @@ pub(in crate::ops) fn product(
         for cols in panels(cols, turned_cols(terms, threads_here())) {
             let right = b.columns(side, cols.clone(), float, &mut panel);
             matmul(&mut out.cols(cols), write, 1.0, a, right);
+        }
+    })
+}
+
+/// `a @ b`, where the bits of a row do not depend on other rows.
+///
+/// # Panics
+/// If shapes do not match.
+#[track_caller]
+pub(in crate::ops) fn product_by_row(a: Mat<'_>, (b, side): (Nf4<'_>, Side), float: FloatType) -> Vec<f32> {
+    let [terms, cols] = b.shape(side);
+    let mut panel = Vec::new();
+    product_by(Start::Nothing, [a.rows, terms, cols], |out, write| {
+        for cols in panels(cols, turned_cols(terms, threads_here())) {
+            let right = b.columns(side, cols.clone(), float, &mut panel);
+            rows::matmul(&mut out.cols(cols), write, a, right);
         }
     })
 }

@@ -1,0 +1,309 @@
+//! The sequences that a model generates, as the data of its rounds.
+
+use super::{KvCache, Sampling};
+use crate::parts::GROUP;
+use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor, Key, Rounds};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The tokens of a prompt that are computed in one round, at most.
+pub(super) const CHUNK: usize = 512;
+
+/// A prompt to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its tokens, at least one.
+    pub ids: Vec<u32>,
+    /// The number of the sample, for several samples of one prompt.
+    pub sample: usize,
+}
+
+/// When sequences end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The maximum number of new tokens of a sequence, at least one.
+    pub new_tokens: usize,
+    /// The maximum number of tokens of a sequence: the model's positions.
+    pub positions: usize,
+    /// The tokens that end a sequence.
+    pub ends: Vec<u32>,
+    /// The bytes of the key-value cache that the sequences in it may have together. It has at least one sequence.
+    pub cache_bytes: u64,
+}
+
+impl Limits {
+    /// The most tokens that the sequence of a prompt can have.
+    pub fn tokens(&self, prompt: usize) -> usize {
+        (prompt + self.new_tokens).min(self.positions)
+    }
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// With a token that ends sequences.
+    End,
+    /// It has a text that ends sequences.
+    Stop,
+    /// It has the maximum number of tokens.
+    Length,
+}
+
+/// What was generated for a prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Generated {
+    /// The new tokens, with the one that ended the sequence.
+    pub ids: Vec<u32>,
+    /// The sum of the logarithms of their probabilities, before all processors of [`Sampling`].
+    pub logprob: f64,
+    /// Why it ended; `None` while it goes on.
+    pub ended: Option<Ended>,
+}
+
+/// Called after each new token of a prompt, by number; returns whether the sequence ends with it.
+type OnToken = Box<dyn Fn(usize, &Generated) -> bool + Send + Sync>;
+
+/// The sequences of some prompts. In the order of the prompts, as many as the cache has memory for are in it at a time.
+///
+/// An item of a round is the next tokens of one prompt, or the newest tokens of up to 16 sequences.
+pub struct Sequences {
+    prompts: Vec<Prompt>,
+    limits: Limits,
+    sampling: Sampling,
+    cache: KvCache,
+    on_token: OnToken,
+    state: Mutex<State>,
+}
+
+struct State {
+    generated: Vec<Generated>,
+    /// The prompts that have not begun.
+    waiting: VecDeque<usize>,
+    /// The sequences in the cache, in the order in which they began.
+    active: Vec<Active>,
+    /// The items of this round.
+    items: Vec<Item>,
+}
+
+/// A sequence in the cache; its slot is the number of its prompt.
+struct Active {
+    prompt: usize,
+    key: Key,
+    ids: Vec<u32>,
+    /// The tokens whose keys and values are in the cache.
+    cached: usize,
+}
+
+/// The tokens of sequences that are computed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Item {
+    /// These tokens of one sequence's prompt.
+    Chunk(usize, Range<usize>),
+    /// The newest tokens of these sequences.
+    Newest(Vec<usize>),
+}
+
+impl Sequences {
+    /// The sequences of these prompts, which keep their keys and values in `cache`. `on_token` is called after each round
+    /// for each new token, in the order of the prompts.
+    ///
+    /// # Panics
+    /// If a prompt is empty or has all positions, or no tokens are to be generated.
+    pub fn new(
+        prompts: Vec<Prompt>,
+        limits: Limits,
+        sampling: Sampling,
+        cache: KvCache,
+        on_token: impl Fn(usize, &Generated) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let fits = |prompt: &Prompt| (1..limits.positions).contains(&prompt.ids.len());
+        assert!(
+            prompts.iter().all(fits) && limits.new_tokens > 0,
+            "a prompt has tokens, and positions after them"
+        );
+        let state = State {
+            generated: vec![Generated::default(); prompts.len()],
+            waiting: (0..prompts.len()).collect(),
+            active: Vec::new(),
+            items: Vec::new(),
+        };
+        let on_token = Box::new(on_token);
+        let all = Self { prompts, limits, sampling, cache, on_token, state: Mutex::new(state) };
+        all.plan(&mut all.state());
+        all
+    }
+
+    /// The tokens of the longest sequence that these prompts can have, at least those of a group.
+    pub fn longest(prompts: &[Prompt], limits: &Limits) -> usize {
+        prompts.iter().map(|prompt| limits.tokens(prompt.ids.len())).fold(GROUP, usize::max)
+    }
+
+    /// How tokens are chosen.
+    pub fn sampling(&self) -> Sampling {
+        self.sampling
+    }
+
+    /// What was generated so far, in the order of the prompts.
+    pub fn generated(&self) -> Vec<Generated> {
+        self.state().generated.clone()
+    }
+
+    /// Records that `tokens` more tokens of a sequence are in the cache, and the token after them.
+    fn computed(&self, state: &mut State, slot: usize, tokens: usize, token: u32, logprob: f64) {
+        let State { active, generated, .. } = state;
+        let Some(of) = active.iter_mut().find(|of| of.prompt == slot) else { return };
+        of.cached += tokens;
+        if of.cached < of.ids.len() {
+            return;
+        }
+        of.ids.push(token);
+        let made = &mut generated[slot];
+        made.ids.push(token);
+        made.logprob += logprob;
+        let stops = (self.on_token)(slot, made);
+        let most = self.limits.tokens(self.prompts[slot].ids.len());
+        made.ended = match () {
+            () if self.limits.ends.contains(&token) => Some(Ended::End),
+            () if stops => Some(Ended::Stop),
+            () if of.ids.len() >= most => Some(Ended::Length),
+            () => None,
+        };
+    }
+
+    /// Begins sequences for which the cache has memory, and plans the items of a round.
+    fn plan(&self, state: &mut State) {
+        let bytes =
+            |prompt: usize| self.cache.form().bytes(self.limits.tokens(self.prompts[prompt].ids.len()));
+        let mut used: u64 = state.active.iter().map(|of| bytes(of.prompt)).sum();
+        while let Some(next) = state.waiting.front().copied() {
+            used += bytes(next);
+            if used > self.limits.cache_bytes && !state.active.is_empty() {
+                break;
+            }
+            state.waiting.pop_front();
+            let Prompt { ids, sample } = self.prompts[next].clone();
+            self.cache.begin(next as i32, self.limits.tokens(ids.len()));
+            let key = self.sampling.key(&ids, sample);
+            state.active.push(Active { prompt: next, key, ids, cached: 0 });
+        }
+        let is_prompt = |of: &&Active| of.cached < self.prompts[of.prompt].ids.len();
+        let chunk = |of: &Active| {
+            let end = self.prompts[of.prompt].ids.len().min(of.cached + CHUNK);
+            Item::Chunk(of.prompt, of.cached..end)
+        };
+        let chunks = state.active.iter().filter(is_prompt).map(chunk);
+        let newest: Vec<usize> =
+            state.active.iter().filter(|of| !is_prompt(of)).map(|of| of.prompt).collect();
+        state.items = chunks.chain(newest.chunks(GROUP).map(|slots| Item::Newest(slots.to_vec()))).collect();
+    }
+
+    /// Chooses the next token of the sequence in a slot; for a negative slot, which pilot passes have, the first one.
+    pub(super) fn choose(&self, slot: i32, logits: &[f32]) -> (u32, f64) {
+        let Ok(slot) = usize::try_from(slot) else { return self.sampling.choose(logits, &[], Key::new(0)) };
+        let (ids, key) = {
+            let state = self.state();
+            let of = state.active.iter().find(|of| of.prompt == slot);
+            of.map_or_else(|| (Vec::new(), Key::new(0)), |of| (of.ids.clone(), of.key))
+        };
+        self.sampling.choose(logits, &ids, key)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Rounds for Sequences {
+    /// Receives the rows of a round: for each sequence of each item, the chosen token and the logarithm of its probability.
+    /// Plans the next round, and returns whether there is one.
+    fn next_round(&self, rows: &[f32]) -> bool {
+        let mut state = self.state();
+        let mut rows = rows.chunks_exact(2).map(|row| (row[0] as u32, f64::from(row[1])));
+        for item in std::mem::take(&mut state.items) {
+            let (sequences, tokens) = match item {
+                Item::Chunk(slot, tokens) => (vec![slot], tokens.len()),
+                Item::Newest(slots) => (slots, 1),
+            };
+            for (slot, (token, logprob)) in sequences.into_iter().zip(rows.by_ref()) {
+                self.computed(&mut state, slot, tokens, token, logprob);
+            }
+        }
+        let (going, over): (Vec<Active>, Vec<Active>) = std::mem::take(&mut state.active)
+            .into_iter()
+            .partition(|of| state.generated[of.prompt].ended.is_none());
+        over.iter().for_each(|of| self.cache.end(of.prompt as i32));
+        state.active = going;
+        self.plan(&mut state);
+        !state.items.is_empty()
+    }
+}
+
+/// The batch of these tokens: their ids, positions and slots, and the places of the last ones of sequences.
+fn batch(ids: Vec<i32>, positions: Vec<i32>, slots: Vec<i32>, lasts: Vec<i32>) -> Batch {
+    let units = ids.len();
+    let row = |values: Vec<i32>| {
+        let shape = [1, values.len()];
+        HostTensor::int(values, shape)
+    };
+    Batch {
+        inputs: HostActivation { parts: vec![row(ids), row(positions)] },
+        targets: HostActivation { parts: vec![row(slots), row(lasts)] },
+        items: 1,
+        loss_targets: 1,
+        units,
+    }
+}
+
+impl Dataset for Sequences {
+    fn name(&self) -> &str {
+        "prompts"
+    }
+
+    fn len(&self) -> usize {
+        self.state().items.len()
+    }
+
+    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
+        let state = self.state();
+        let out_of_range = |index: usize| DatasetError::OutOfRange {
+            dataset: self.name().to_owned(),
+            index,
+            len: state.items.len(),
+        };
+        let [index] = *items else { return Err(out_of_range(items.len())) };
+        let item = state.items.get(index).ok_or_else(|| out_of_range(index))?;
+        let active = |slot: usize| state.active.iter().find(|of| of.prompt == slot);
+        let (mut ids, mut positions, mut slots, mut lasts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (sequences, chunk) = match item {
+            Item::Chunk(slot, tokens) => (vec![*slot], Some(tokens.clone())),
+            Item::Newest(slots) => (slots.clone(), None),
+        };
+        for slot in sequences {
+            let of = active(slot).ok_or_else(|| out_of_range(index))?;
+            let tokens = chunk.clone().unwrap_or(of.cached..of.ids.len());
+            ids.extend(of.ids[tokens.clone()].iter().map(|id| *id as i32));
+            positions.extend(tokens.clone().map(|at| at as i32));
+            slots.extend(tokens.map(|_| slot as i32));
+            lasts.push(ids.len() as i32 - 1);
+        }
+        Ok(batch(ids, positions, slots, lasts))
+    }
+
+    /// Tokens of any sequence: as many as a chunk of the longest prompt or a group of sequences has.
+    fn largest(&self, _: usize) -> Result<Batch, DatasetError> {
+        let longest = self.prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1).min(CHUNK);
+        let group = self.prompts.len().clamp(1, GROUP) as i32;
+        let tokens = longest.max(group as usize) as i32;
+        Ok(batch(
+            vec![0; tokens as usize],
+            (0..tokens).collect(),
+            vec![-1; tokens as usize],
+            (0..group).collect(),
+        ))
+    }
+
+    fn unit(&self) -> &'static str {
+        "tokens"
+    }
+}
