@@ -14,8 +14,8 @@ pub(crate) use hints::keyword_suggestion;
 pub(crate) use renamed::current_keyword;
 
 use crate::commands::{
-    check, compare, completions, ctl, doctor, eval, explain, export, man, partition, predict, report, resume,
-    select, serve, simulate, step, train, watch,
+    check, compare, completions, ctl, doctor, eval, explain, export, generate, man, partition, predict,
+    report, resume, select, serve, simulate, step, train, watch,
 };
 use crate::session::Environment;
 use crate::terminal::{Outcome, tell};
@@ -77,6 +77,8 @@ pub(crate) enum Command {
     Eval(Box<eval::EvalArgs>),
     /// Predict for the rows of a file: classes with probabilities, numbers, or log-probabilities of texts
     Predict(Box<predict::PredictArgs>),
+    /// Generate text: continue prompts with a language model, also with several adapters at once
+    Generate(Box<generate::GenerateArgs>),
     /// Write a model for other programs: with its adapters merged, in another type, or in several files
     Export(Box<export::ExportArgs>),
     /// Predict a run without training: its memory, the bytes that it moves over each link, its time, and what would speed it up
@@ -129,6 +131,7 @@ impl Cli {
             Some(Command::Train(args)) => train::run(*args, around),
             Some(Command::Eval(args)) => eval::run(*args, around),
             Some(Command::Predict(args)) => predict::run(*args, around),
+            Some(Command::Generate(args)) => generate::run(*args, around),
             Some(Command::Export(args)) => export::run(*args, around),
             Some(Command::Explain(args)) => explain::run(*args, around),
             Some(Command::Partition(args)) => partition::run(*args, around),

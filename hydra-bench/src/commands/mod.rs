@@ -10,6 +10,7 @@ pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod explain;
 pub(crate) mod export;
+pub(crate) mod generate;
 pub(crate) mod man;
 pub(crate) mod partition;
 pub(crate) mod predict;

@@ -97,7 +97,7 @@ pub(crate) fn run(mut args: PredictArgs, around: &Environment) -> Result<Outcome
 }
 
 /// Refuses a file that cannot be written, before the time that predictions take.
-fn check_out(out: &Path) -> Result<(), Usage> {
+pub(super) fn check_out(out: &Path) -> Result<(), Usage> {
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match out.is_dir() || !parent.is_dir() {
         true => Err(Usage::new(format!("--out `{}` must be a file in an existing directory", out.display()))),
@@ -128,6 +128,12 @@ fn with_predictions(rows: &InputRows, predictions: Vec<Map<String, Value>>) -> V
         row
     };
     rows.fields().zip(predictions).map(add).collect()
+}
+
+/// Writes a text file, which is renamed into place when it is complete.
+pub(super) fn write_text(path: &Path, text: &str) -> Result<()> {
+    let written = replace_file(path, |file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("`{}` could not be written", path.display()))
 }
 
 /// Writes the file, which is renamed into place when it is complete.

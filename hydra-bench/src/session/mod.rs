@@ -11,6 +11,7 @@ mod endings;
 mod explain;
 pub(crate) mod export;
 mod forks;
+pub(crate) mod generation;
 mod labelled;
 pub(crate) mod logged;
 pub(crate) mod memory_plan;

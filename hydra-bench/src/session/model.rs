@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
 use hydra_models::data::{Content, DecodeMemory, InputRows, Split, WithReference};
 use hydra_models::family::{self, Labels};
+use hydra_models::generation::{KvCache, KvCacheForm, NextToken, Sequences};
 use hydra_models::gguf::{GgufType, GgufWriter};
 use hydra_models::lora::{AdapterDir, AdapterWriter, Base, Lora, MergedWriter, Plan};
 use hydra_models::objective::Predictions;
@@ -32,6 +33,8 @@ pub(crate) struct Model {
     memory: Arc<DecodeMemory>,
     /// Whether evaluations return the outputs of items.
     predicts: bool,
+    /// The sequences that chains generate.
+    sequences: Option<Arc<Sequences>>,
 }
 
 impl Model {
@@ -46,8 +49,8 @@ impl Model {
         model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
         let reader = Reader::new(model.as_ref(), spec, memory)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
-        let (memory, predicts) = (memory.clone(), false);
-        Ok(Self { model, name, dtype: spec.dtype, train, reader, objective, memory, predicts })
+        let (memory, predicts, sequences) = (memory.clone(), false, None);
+        Ok(Self { model, name, dtype: spec.dtype, train, reader, objective, memory, predicts, sequences })
     }
 
     /// Takes the classes of a classifier of texts from the adapters of the settings, if there are any.
@@ -93,6 +96,41 @@ impl Model {
         };
         notes.iter().for_each(|note| tell(note));
         Ok((data, predicts))
+    }
+
+    /// Its name in the settings.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The directory of its files.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.model.directory()
+    }
+
+    /// The numbers of positions and tokens, and the tokenizer, if it is a language model that generates text.
+    pub(crate) fn generates_from(&self) -> Option<(usize, usize, &Tokenizer)> {
+        let Reader::Tokens(_) = &self.reader else { return None };
+        let family::Reads::Tokens { positions, vocabulary } = self.model.reads() else { return None };
+        self.cache_form(1)?;
+        Some((positions, vocabulary, self.reader.tokenizer()?))
+    }
+
+    /// The sizes of its key-value cache for sequences of up to `longest` tokens.
+    pub(crate) fn cache_form(&self, longest: usize) -> Option<KvCacheForm> {
+        self.model.cache_form(self.dtype, longest)
+    }
+
+    /// Returns the model, with the adapters of the settings, as a chain that chooses the next tokens of sequences.
+    pub(crate) fn generating(
+        &mut self,
+        adapters: &AdapterSettings,
+        cache: KvCache,
+        sequences: &Arc<Sequences>,
+    ) -> Result<Arc<Chain>> {
+        self.model.head_mut().context("the model has no head")?.cache = Some(cache);
+        self.sequences = Some(sequences.clone());
+        self.evaluated(adapters)
     }
 
     /// Returns whether it has weight files.
@@ -296,6 +334,10 @@ impl Model {
         };
         let chain = chain.with_float_type(self.dtype);
         let chain = if self.predicts { Predictions::of(chain)? } else { chain };
+        let chain = match &self.sequences {
+            Some(sequences) => NextToken::of(chain, sequences.clone())?,
+            None => chain,
+        };
         let (chain, writer) = (Arc::new(chain), self.with_tokenizer(writer));
         Ok(Trained { chain, writer, saved, model_bytes })
     }

@@ -182,6 +182,11 @@ fn host_memory(spec: &DeviceSettings, machine: &Machine) -> Option<ByteSize> {
     spec.host_memory.or_else(|| machine.host_share(ByteSize(budgets)))
 }
 
+/// Returns one of `parts` equal parts of the host memory budget, in bytes.
+pub(super) fn share_of_host_memory(spec: &DeviceSettings, machine: &Machine, parts: u64) -> u64 {
+    host_memory(spec, machine).map_or(u64::MAX, ByteSize::bytes) / parts
+}
+
 /// Returns the host memory for decoding images while no model is loaded.
 pub(crate) fn decode_memory(spec: &DeviceSettings, machine: &Machine) -> Arc<DecodeMemory> {
     Arc::new(DecodeMemory::new(host_memory(spec, machine).unwrap_or(ByteSize(u64::MAX))))

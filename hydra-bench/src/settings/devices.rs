@@ -168,6 +168,11 @@ impl DeviceSettings {
         Self { disk: self.disk.clone().or_else(|| Some(dir.to_owned())), ..self.clone() }
     }
 
+    /// Returns whether all devices are CPUs.
+    pub(crate) fn are_cpus(&self) -> bool {
+        matches!(self.devices(), DevicesArg::Cpu { .. })
+    }
+
     pub(crate) fn devices(&self) -> DevicesArg {
         self.devices.clone().unwrap_or(DevicesArg::ONE_CPU)
     }

@@ -57,6 +57,9 @@ readers! { f64, float:
     beta, "a finite number above zero such as 0.1", |x| x > 0.0;
     gamma, "a finite number of zero or above such as 0.5", |x| x >= 0.0;
     lora_alpha, "a finite number above zero such as 16", |x| x > 0.0;
+    temperature, "a temperature, a finite number of zero or above such as 0.7", |x| x >= 0.0;
+    top_p, "a probability above 0 and at most 1 such as 0.9", |x| x > 0.0 && x <= 1.0;
+    penalty, "a finite number above zero such as 1.1", |x| x > 0.0;
     share, "a fraction, a number from 0 to 1 such as 0.1", |x| (0.0..=1.0).contains(&x);
     watts, "a power in watts, a finite number of zero or above such as 300", |x| x >= 0.0;
 }
@@ -67,6 +70,7 @@ readers! { usize, integer:
     context, "a context length, a whole number from 2 (one token and its target) to {MAX_CONTEXT}", 2..=MAX_CONTEXT;
     count, "a whole number from 1 to {MAX_COUNT}", 1..=MAX_COUNT;
     simulated_devices, "a number of devices, a whole number from 1 to {MAX_SIMULATED_DEVICES}", 1..=MAX_SIMULATED_DEVICES;
+    top_k, "a number of tokens, a whole number from 0 to {MAX_COUNT}", 0..=MAX_COUNT;
     warmup, "a whole number from 0 to {MAX_COUNT}", 0..=MAX_COUNT;
     cut, "a cut-point, the number (from 1 to {MAX_COUNT}) of a layer at which a shard begins", 1..=MAX_COUNT;
 }

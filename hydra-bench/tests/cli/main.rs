@@ -18,6 +18,7 @@ mod examples;
 mod explain;
 mod export;
 mod flags;
+mod generate;
 mod http;
 mod hub;
 mod images;

@@ -1,0 +1,119 @@
+//! `hydra generate`: continues prompts with a language model, with or without adapters.
+
+use crate::session::generation::{self, Asked, Continued, Request, Shown};
+use crate::session::{Environment, Model, decode_memory, note_of_memory};
+use crate::settings::{
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, dtypes, find_base, flags, model_help,
+};
+use crate::terminal::{Interrupted, Outcome, Show, Usage, tell};
+use anyhow::{Result, bail};
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use hydra_core::FloatType;
+use hydra_models::lora::Base;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+/// `hydra generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    #[arg(long, value_name = "PRESET|FILE.json|DIR", value_parser = NonEmptyStringValueParser::new(), help = model_help())]
+    pub(crate) model: Option<String>,
+    /// Generate with the adapters in this directory, written by PEFT or by a task of a run; several, separated by commas, each
+    /// generate for all prompts
+    #[arg(long, value_name = "DIR,..", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) adapter: Vec<String>,
+    /// Quantize the linear layers of the model below the adapters, as in training with --base
+    #[arg(long, value_name = "TYPE", value_parser = flags::named::<Base>(&["nf4"]))]
+    pub(crate) base: Option<Base>,
+    /// Type of parameters, activations and the key-value cache
+    #[arg(long, default_value = "f32", value_parser = dtypes())]
+    pub(crate) dtype: FloatType,
+    #[command(flatten)]
+    pub(crate) asked: Asked,
+    #[command(flatten)]
+    pub(crate) devices: DeviceSettings,
+    /// Print a line of JSON for each prompt, adapter and sample, with `prompt`, `adapter`, `text`, `token_ids` of the new tokens,
+    /// their `logprob` and the `finish_reason`, and nothing else on standard output
+    #[arg(long, help_heading = OUTPUT)]
+    pub(crate) json: bool,
+    /// File for these lines of JSON instead of standard output
+    #[arg(long, value_name = "FILE.jsonl", help_heading = OUTPUT)]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// Generates and prints the texts.
+pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcome> {
+    let around = &around.planning();
+    let devices = args.devices.clone().resolve(&around.machine)?;
+    if !devices.are_cpus() {
+        bail!(Usage::new("texts are generated on CPUs: pass --devices cpu"));
+    }
+    args.out.as_deref().map_or(Ok(()), super::predict::check_out)?;
+    let mut settings = ModelSettings { model: args.model.take(), dtype: args.dtype, ..flags::defaults() };
+    let mut first = args.adapter.first().cloned();
+    find_base(&mut settings, &mut first)?;
+    if args.adapter.is_empty() {
+        args.adapter.extend(first);
+    }
+    let spec = settings.resolve()?;
+    devices.check_dtype(spec.dtype)?;
+    let of = |adapter| AdapterSettings { base: args.base, ..AdapterSettings::of(adapter) };
+    let each: Vec<AdapterSettings> = match args.adapter.as_slice() {
+        [] => vec![of(None)],
+        all => all.iter().cloned().map(|adapter| of(Some(adapter))).collect(),
+    };
+    each.iter().try_for_each(|adapters| adapters.check(&spec))?;
+    let mut model = Model::load(&spec, &decode_memory(&devices, &around.machine))?;
+    let request = Request::new(&model, &args.asked)?;
+    tell(&model.note_of_origin(&each[0], &[spec.seed], ""));
+    request.notes().iter().for_each(|note| tell(note));
+    note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
+    let prints_lines = args.json || args.out.is_some();
+    let streams = !prints_lines && request.is_one() && each.len() == 1 && around.control.is_none();
+    let shown = match around.show {
+        _ if streams && std::io::stdout().is_terminal() => Shown::Text,
+        Show::Bars => Shown::Bar(around.terminal.clone()),
+        _ if around.control.is_some() => Shown::Nothing,
+        Show::Lines | Show::Nothing => Shown::Lines,
+    };
+    let streamed = matches!(shown, Shown::Text);
+    let made = generation::generate(&mut model, &each, &request, (&devices, &spec), around, shown)?;
+    if made.iter().any(|made| made.finish_reason.is_none()) {
+        bail!(Interrupted);
+    }
+    match (&args.out, prints_lines) {
+        (Some(out), _) => super::predict::write_text(out, &lines(&made)?)?,
+        (None, true) => around.print(&lines(&made)?)?,
+        (None, false) if streamed => around.print("\n")?,
+        (None, false) => around.print(&texts(&made))?,
+    }
+    Ok(Outcome::Done)
+}
+
+/// The lines of JSON.
+fn lines(made: &[Continued]) -> Result<String> {
+    let mut text = String::new();
+    for made in made {
+        text.push_str(&serde_json::to_string(made)?);
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// The texts, each under a line that names its prompt and adapter, unless there is one. Tokens stand for the text of a model
+/// without a tokenizer.
+fn texts(made: &[Continued]) -> String {
+    let text = |made: &Continued| made.text.clone().unwrap_or_else(|| format!("{:?}", made.token_ids));
+    if let [one] = made {
+        return format!("{}\n", text(one));
+    }
+    let each = made.iter().enumerate().map(|(at, made)| {
+        let adapter = made.adapter.as_ref().map(|adapter| format!(" [{adapter}]")).unwrap_or_default();
+        let sample = made.sample.map(|sample| format!(" (sample {sample})")).unwrap_or_default();
+        let prompt = made.prompt.clone().unwrap_or_else(|| format!("{}", at + 1));
+        let start: String = prompt.chars().take(60).map(|c| if c == '\n' { ' ' } else { c }).collect();
+        format!("== {start}{adapter}{sample} ==\n{}\n\n", text(made))
+    });
+    each.collect()
+}

@@ -1,0 +1,613 @@
+//! Generation: the prompts and settings of a request, and their continuations by a model with each of several adapters.
+
+use super::model::Model;
+use super::orchestrator::{Both, Environment, orchestrator, share_of_host_memory};
+use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, values};
+use crate::terminal::{Interrupted, Show, Usage, tell, thousands};
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use hydra_core::ByteSize;
+use hydra_engine::{EngineError, RoundsTask, StopFlag};
+use hydra_models::data::InputRows;
+use hydra_models::generation::{Ended, Generated, KvCache, Limits, Prompt, Sampling, Sequences};
+use hydra_models::tokenizer::{Chat, Conventions, Tokenizer};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The new tokens of a sequence if neither a flag nor the model limits them.
+const NEW_TOKENS: usize = 128;
+
+/// Transformers' default of `top_k` for sampling.
+const TOP_K: usize = 50;
+
+/// The part of host memory that the key-value cache may take.
+const CACHE_PART: u64 = 4;
+
+/// The tokens before new ones that their text may depend on.
+const CONTEXT: usize = 8;
+
+/// What is asked of a language model.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Generation")]
+pub(crate) struct Asked {
+    /// A prompt to continue; several are given by several flags
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Vec<String>,
+    /// A file of prompts: rows with a `prompt`, or with `messages` that the model's chat template renders (.jsonl, .json, .csv, .tsv
+    /// or .parquet), or a text file with one on each line
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompts: Option<PathBuf>,
+    /// Take each prompt as a message of the user, and render it with the model's chat template
+    #[arg(long)]
+    chat: bool,
+    /// Maximum number of new tokens of a sequence [default: that of the model's generation_config.json, else 128]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    max_new_tokens: Option<usize>,
+    /// Divisor of the logits before a token is drawn; 0 takes the most likely token [default: 0, unless the model's
+    /// generation_config.json samples]
+    #[arg(long, value_name = "X", value_parser = values::temperature, allow_hyphen_values = true)]
+    temperature: Option<f64>,
+    /// Draw from the N most likely tokens; 0 for all [default: that of generation_config.json, else 50]
+    #[arg(long, value_name = "N", value_parser = values::top_k, allow_hyphen_values = true)]
+    top_k: Option<usize>,
+    /// Draw from the most likely tokens that have this probability together [default: that of generation_config.json, else 1]
+    #[arg(long, value_name = "P", value_parser = values::top_p, allow_hyphen_values = true)]
+    top_p: Option<f64>,
+    /// Divisor of the positive logits of tokens that the sequence already has, and factor on negative ones [default: that of
+    /// generation_config.json, else 1]
+    #[arg(long, value_name = "X", value_parser = values::penalty, allow_hyphen_values = true)]
+    repetition_penalty: Option<f64>,
+    /// Number of samples of each prompt
+    #[arg(long, value_name = "N", default_value = "1", value_parser = values::count, allow_hyphen_values = true)]
+    samples: usize,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
+    seed: u64,
+    /// A text that ends a sequence, which is cut off before it; several are given by several flags
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    stop: Vec<String>,
+    /// Memory of the key-value cache; sequences for which it has no room wait for others to end [default: as much as all
+    /// sequences need, at most a quarter of the host memory]
+    #[arg(long, value_name = "SIZE")]
+    cache_memory: Option<ByteSize>,
+}
+
+/// Prompts, and how they are continued.
+pub(crate) struct Request {
+    /// The prompts as texts; `None` for those of a model without a tokenizer.
+    texts: Vec<Option<String>>,
+    reading: Arc<Reading>,
+    samples: usize,
+    limits: Limits,
+    sampling: Sampling,
+    cache_memory: Option<ByteSize>,
+    notes: Vec<String>,
+}
+
+/// What the text of new tokens depends on.
+struct Reading {
+    tokenizer: Tokenizer,
+    lacks_tokenizer: bool,
+    /// The samples of all prompts, one prompt after the other.
+    prompts: Vec<Prompt>,
+    ends: Vec<u32>,
+    stop: Vec<String>,
+}
+
+/// The continuation of a prompt.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Continued {
+    /// `None`, as the text, without a tokenizer.
+    pub(crate) prompt: Option<String>,
+    pub(crate) adapter: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sample: Option<usize>,
+    pub(crate) text: Option<String>,
+    pub(crate) token_ids: Vec<u32>,
+    pub(crate) logprob: f64,
+    /// `stop` for an end token or a stop text, or `length`; `None` if it was interrupted.
+    pub(crate) finish_reason: Option<&'static str>,
+}
+
+/// How new tokens are shown while they are generated.
+pub(crate) enum Shown {
+    /// As the text of the only sequence on standard output.
+    Text,
+    /// As a bar on a terminal.
+    Bar(MultiProgress),
+    /// As a line now and then.
+    Lines,
+    Nothing,
+}
+
+impl Request {
+    /// Reads the prompts and the model's own settings of generation.
+    ///
+    /// # Errors
+    /// A model that generates no text, prompts that cannot be read or are too long, or settings that do not go together.
+    pub(crate) fn new(model: &Model, asked: &Asked) -> Result<Self> {
+        let Some((positions, vocabulary, tokenizer)) = model.generates_from() else {
+            bail!(Usage::new(format!(
+                "`{}` is no language model that generates text: pass GPT-2, Llama, Mistral or Qwen with a language model's head; `hydra \
+                 predict` gives the classes of a classifier",
+                model.name()
+            )));
+        };
+        let tokenizer = tokenizer.clone();
+        let lacks_tokenizer = matches!(tokenizer, Tokenizer::Missing(_));
+        let conventions = Conventions::load(&tokenizer, model.directory())?;
+        let own = OwnSettings::read(model.directory())?;
+        let given = given(asked, &conventions)?;
+        let wanted = asked.max_new_tokens.or(own.number("max_new_tokens"));
+        let new_tokens = wanted.unwrap_or(NEW_TOKENS);
+        let ends = own.ends().unwrap_or_else(|| conventions.end.into_iter().collect());
+        let (mut prompts, mut texts) = (Vec::new(), Vec::new());
+        for (at, given) in given.into_iter().enumerate() {
+            let (ids, text) = match given {
+                // A template writes the special tokens itself.
+                Given::Rendered(text) => (tokenizer.encode(&text)?, Some(text)),
+                Given::Text(text) => (tokenizer.encode_whole(&text)?, Some(text)),
+                Given::Tokens(ids) => {
+                    let text = (!lacks_tokenizer).then(|| tokenizer.decode(&ids)).transpose()?;
+                    (ids, text)
+                }
+            };
+            let start = conventions.start.filter(|_| ids.is_empty());
+            let ids: Vec<u32> = ids.into_iter().chain(start).collect();
+            check_prompt(&ids, (positions, vocabulary), at)?;
+            prompts.extend((0..asked.samples).map(|sample| Prompt { ids: ids.clone(), sample }));
+            texts.push(text);
+        }
+        let sampling = own.sampling(asked)?;
+        let cut = prompts.iter().filter(|prompt| prompt.ids.len() + new_tokens > positions).count();
+        let mut notes = own.notes();
+        if cut > 0 && wanted.is_some() {
+            notes.push(format!(
+                "note: {cut} of {} sequences end before {new_tokens} new tokens, because the model has {positions} positions",
+                prompts.len()
+            ));
+        }
+        let limits = Limits { new_tokens, positions, ends: ends.clone(), cache_bytes: u64::MAX };
+        Ok(Self {
+            texts,
+            reading: Arc::new(Reading {
+                tokenizer,
+                lacks_tokenizer,
+                prompts,
+                ends,
+                stop: asked.stop.clone(),
+            }),
+            samples: asked.samples,
+            limits,
+            sampling,
+            cache_memory: asked.cache_memory,
+            notes,
+        })
+    }
+
+    /// Notes on settings of the model that are not used.
+    pub(crate) fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Returns whether there is one sequence.
+    pub(crate) fn is_one(&self) -> bool {
+        self.prompts().len() == 1
+    }
+
+    fn prompts(&self) -> &[Prompt] {
+        &self.reading.prompts
+    }
+}
+
+impl Reading {
+    /// The text of new tokens after a prompt, up to a stop text, and whether it has one.
+    fn text(&self, prompt: usize, ids: &[u32]) -> Result<(String, bool)> {
+        if self.lacks_tokenizer {
+            return Ok(Default::default());
+        }
+        let ended = ids.last().is_some_and(|last| self.ends.contains(last));
+        let ids = if ended { &ids[..ids.len() - 1] } else { ids };
+        let before = &self.prompts[prompt].ids;
+        let before = &before[before.len().saturating_sub(CONTEXT)..];
+        // Some tokenizers write no space before the first word of a text.
+        let (all, start) = (self.tokenizer.decode(&[before, ids].concat())?, self.tokenizer.decode(before)?);
+        let mut text = match all.strip_prefix(&start) {
+            Some(text) => text.to_owned(),
+            None => self.tokenizer.decode(ids)?,
+        };
+        let found = self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min();
+        found.into_iter().for_each(|at| text.truncate(at));
+        Ok((text, found.is_some()))
+    }
+}
+
+/// Refuses a prompt without tokens, without a position after it, or with tokens that the model does not have.
+fn check_prompt(ids: &[u32], (positions, vocabulary): (usize, usize), at: usize) -> Result<(), Usage> {
+    let (at, tokens) = (at + 1, ids.len());
+    let refused = match ids.iter().find(|id| **id as usize >= vocabulary) {
+        Some(id) => format!(
+            "prompt {at} has the token {id}, and the model has {vocabulary} tokens: pass prompts for the tokenizer of this model"
+        ),
+        None if tokens == 0 => format!("prompt {at} is empty: give it a text"),
+        None if tokens >= positions => format!(
+            "prompt {at} has {tokens} tokens, and the model has {positions} positions, of which at least one must be left for a new \
+             token: shorten the prompt"
+        ),
+        None => return Ok(()),
+    };
+    Err(Usage::new(refused))
+}
+
+/// A prompt as it was given.
+enum Given {
+    Text(String),
+    /// Rendered with the chat template.
+    Rendered(String),
+    Tokens(Vec<u32>),
+}
+
+/// The prompts of the flags or of the file.
+fn given(asked: &Asked, conventions: &Conventions) -> Result<Vec<Given>> {
+    let render = |messages: &[Value], columns: &Map<String, Value>| -> Result<Given> {
+        let lacks = || {
+            Usage::new(
+                "the model has no chat template to render messages: pass prompts of plain text, without --chat",
+            )
+        };
+        let chat = conventions.chat.as_ref().ok_or_else(lacks)?;
+        Ok(Given::Rendered(chat.prompt(Chat { messages, columns })?))
+    };
+    let plain = |text: String| -> Result<Given> {
+        match asked.chat {
+            true => render(&[json!({"role": "user", "content": text})], &Map::new()),
+            false => Ok(Given::Text(text)),
+        }
+    };
+    let Some(file) = &asked.prompts else {
+        if asked.prompt.is_empty() {
+            bail!(Usage::new("pass --prompt TEXT, or --prompts FILE"));
+        }
+        return asked.prompt.iter().cloned().map(plain).collect();
+    };
+    if !is_rows(file) {
+        return lines(file)?.into_iter().map(plain).collect();
+    }
+    let row = |(at, row): (usize, &Map<String, Value>)| {
+        let mut columns = row.clone();
+        let [messages, prompt, ids] = ["messages", "prompt", "input_ids"]
+            .map(|name| columns.remove(name).filter(|value| !value.is_null()));
+        match (messages.or(prompt), ids) {
+            (Some(Value::Array(messages)), _) => render(&messages, &columns),
+            (Some(Value::String(text)), _) => plain(text),
+            (None, Some(Value::Array(ids))) if let Some(ids) = tokens(&ids) => Ok(Given::Tokens(ids)),
+            _ => bail!(
+                "row {} of `{}` has no prompt: expected a text or messages in `prompt`, messages in `messages`, or tokens in \
+                 `input_ids`",
+                at + 1,
+                file.display()
+            ),
+        }
+    };
+    InputRows::open(file, &[])?.fields().enumerate().map(row).collect()
+}
+
+/// The tokens of a list.
+fn tokens(ids: &[Value]) -> Option<Vec<u32>> {
+    ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+}
+
+/// Returns whether a file has rows, by its name.
+fn is_rows(file: &Path) -> bool {
+    let name = file.to_string_lossy().to_ascii_lowercase();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let endings = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".parquet"];
+    endings.iter().any(|ending| name.ends_with(ending))
+}
+
+/// The lines of a text file that are not blank.
+fn lines(file: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("the prompts in `{}` could not be read", file.display()))?;
+    let lines: Vec<String> = text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
+    match lines.is_empty() {
+        true => bail!("`{}` has no prompts: write one on each line", file.display()),
+        false => Ok(lines),
+    }
+}
+
+/// The settings of generation that a model's directory has.
+#[derive(Debug, Default)]
+struct OwnSettings(Map<String, Value>);
+
+/// Keys of `generation_config.json` that change tokens and are not used, with the values that change nothing.
+const UNUSED: [(&str, &[f64]); 16] = [
+    ("num_beams", &[1.0]),
+    ("no_repeat_ngram_size", &[0.0]),
+    ("encoder_no_repeat_ngram_size", &[0.0]),
+    ("encoder_repetition_penalty", &[1.0]),
+    ("min_length", &[0.0]),
+    ("min_new_tokens", &[0.0]),
+    ("min_p", &[0.0]),
+    ("typical_p", &[1.0]),
+    ("epsilon_cutoff", &[0.0]),
+    ("eta_cutoff", &[0.0]),
+    ("suppress_tokens", &[]),
+    ("begin_suppress_tokens", &[]),
+    ("forced_bos_token_id", &[]),
+    ("forced_eos_token_id", &[]),
+    ("bad_words_ids", &[]),
+    ("penalty_alpha", &[0.0]),
+];
+
+impl OwnSettings {
+    /// Reads `generation_config.json`, with the end tokens of `config.json` if it has none.
+    fn read(directory: Option<&Path>) -> Result<Self> {
+        let Some(directory) = directory else { return Ok(Self::default()) };
+        let read = |name: &str| -> Result<Map<String, Value>> {
+            let path = directory.join(name);
+            match std::fs::read_to_string(&path) {
+                Ok(text) => serde_json::from_str(&text)
+                    .with_context(|| format!("`{}` is no JSON object", path.display())),
+                Err(_) => Ok(Map::new()),
+            }
+        };
+        let (mut own, model) = (read("generation_config.json")?, read("config.json")?);
+        if let Some(ends) = model.get("eos_token_id") {
+            own.entry("eos_token_id").or_insert(ends.clone());
+        }
+        Ok(Self(own))
+    }
+
+    fn number(&self, key: &str) -> Option<usize> {
+        self.0.get(key)?.as_u64().and_then(|number| usize::try_from(number).ok())
+    }
+
+    fn fraction(&self, key: &str) -> Option<f64> {
+        self.0.get(key)?.as_f64()
+    }
+
+    /// The tokens that end a sequence.
+    fn ends(&self) -> Option<Vec<u32>> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        match self.0.get("eos_token_id")? {
+            Value::Array(ids) => Some(ids.iter().filter_map(id).collect()),
+            one => Some(vec![id(one)?]),
+        }
+    }
+
+    /// How tokens are chosen.
+    fn sampling(&self, asked: &Asked) -> Result<Sampling, Usage> {
+        let samples = self.0.get("do_sample").and_then(Value::as_bool).unwrap_or(false);
+        let own = samples.then(|| self.fraction("temperature").unwrap_or(1.0));
+        let temperature = asked.temperature.or(own).unwrap_or(0.0);
+        let repetition_penalty =
+            asked.repetition_penalty.or(self.fraction("repetition_penalty")).unwrap_or(1.0);
+        if temperature == 0.0 {
+            for (flag, given) in [("--top-k", asked.top_k.is_some()), ("--top-p", asked.top_p.is_some())] {
+                if given {
+                    return Err(Usage::new(format!(
+                        "{flag} applies to sampling, and a temperature of 0 takes the most likely token: pass --temperature 1 too, or omit {flag}"
+                    )));
+                }
+            }
+            if asked.samples > 1 {
+                return Err(Usage::new(
+                    "all samples of the most likely tokens are equal: pass --temperature 1 too, or omit --samples",
+                ));
+            }
+            return Ok(Sampling { repetition_penalty, seed: asked.seed, ..Sampling::default() });
+        }
+        Ok(Sampling {
+            temperature,
+            top_k: asked.top_k.or(self.number("top_k")).unwrap_or(TOP_K),
+            top_p: asked.top_p.or(self.fraction("top_p")).unwrap_or(1.0),
+            repetition_penalty,
+            seed: asked.seed,
+        })
+    }
+
+    /// Notes on keys that are not used.
+    fn notes(&self) -> Vec<String> {
+        let changes = |(key, neutral): &&(&str, &[f64])| match self.0.get(*key) {
+            None | Some(Value::Null) => false,
+            Some(value) => value.as_f64().is_none_or(|value| !neutral.contains(&value)),
+        };
+        let unused = UNUSED.iter().filter(changes).map(|(key, _)| *key);
+        let unused: Vec<&str> = unused.collect();
+        match unused.is_empty() {
+            true => Vec::new(),
+            false => vec![format!("note: not used of generation_config.json: {}", unused.join(", "))],
+        }
+    }
+}
+
+/// Continues the prompts of a request with a model with each of these adapters. All pass a promoted shard before the next one
+/// is promoted.
+///
+/// # Errors
+/// A model that cannot be built or does not fit the memory.
+pub(crate) fn generate(
+    model: &mut Model,
+    adapters: &[AdapterSettings],
+    request: &Request,
+    (devices, spec): (&DeviceSettings, &ModelSettings),
+    around: &Environment,
+    shown: Shown,
+) -> Result<Vec<Continued>> {
+    let prompts = request.prompts();
+    let longest = Sequences::longest(prompts, &request.limits);
+    let form = model.cache_form(longest).context("the model generates")?;
+    let bytes = |prompt: &Prompt| form.bytes(request.limits.tokens(prompt.ids.len()));
+    let all: u64 = prompts.iter().map(bytes).sum();
+    let largest = prompts.iter().map(bytes).max().unwrap_or(0);
+    let part = share_of_host_memory(devices, &around.machine, CACHE_PART) / adapters.len() as u64;
+    let cache_bytes = match request.cache_memory {
+        Some(given) => given.bytes() / adapters.len() as u64,
+        None => all.min(part.max(largest)),
+    };
+    if cache_bytes < largest {
+        let [given, needed] = [cache_bytes, largest].map(|bytes| ByteSize(bytes * adapters.len() as u64));
+        bail!(Usage::new(format!(
+            "--cache-memory {given} has no room for the longest sequence, of which the key-value cache takes {}{}: pass --cache-memory {} \
+             or more",
+            ByteSize(largest),
+            if adapters.len() > 1 { " for each adapter" } else { "" },
+            needed.bytes()
+        )));
+    }
+    let limits = Limits { cache_bytes, ..request.limits.clone() };
+    let meter = Arc::new(Meter::new(request, adapters.len(), shown));
+    let mut tasks = Vec::new();
+    let mut data = Vec::new();
+    for (at, adapters) in adapters.iter().enumerate() {
+        let cache = KvCache::new(form);
+        let on_token = meter.clone().on_token(request);
+        let sequences =
+            Sequences::new(prompts.to_vec(), limits.clone(), request.sampling, cache.clone(), on_token);
+        let sequences = Arc::new(sequences);
+        let chain = model.generating(adapters, cache, &sequences)?;
+        tasks.push(RoundsTask {
+            name: format!("generate-{at}"),
+            chain,
+            data: sequences.clone(),
+            seed: spec.seed,
+        });
+        data.push(sequences);
+    }
+    let quiet = around.showing(Show::Nothing);
+    let mut orchestrator = orchestrator(devices, spec.dtype, spec.seed, &quiet)?;
+    orchestrator.keep_host_memory(ByteSize(cache_bytes * adapters.len() as u64));
+    let stop: StopFlag = around.stop_flag()?;
+    around.print_note_of_others();
+    let registrar = around.registrar(devices, "hydra generate");
+    let orchestrator = orchestrator.stop_flag(stop).observer(Box::new(Both(registrar, quiet.progress())));
+    let done = orchestrator.evaluate_in_rounds(tasks);
+    meter.end();
+    match done {
+        Err(EngineError::Stopped) => return Err(Interrupted.into()),
+        done => done.context("the texts could not be generated")?,
+    }
+    let mut made = Vec::new();
+    for (adapters, data) in adapters.iter().zip(data) {
+        for (at, Generated { ids, logprob, ended }) in data.generated().into_iter().enumerate() {
+            let (text, _) = request.reading.text(at, &ids)?;
+            let text = (!request.reading.lacks_tokenizer).then_some(text);
+            made.push(Continued {
+                prompt: request.texts[at / request.samples].clone(),
+                adapter: adapters.adapter.clone(),
+                sample: (request.samples > 1).then_some(at % request.samples),
+                text,
+                token_ids: ids,
+                logprob,
+                finish_reason: ended.map(|ended| if ended == Ended::Length { "length" } else { "stop" }),
+            });
+        }
+    }
+    Ok(made)
+}
+
+/// Shows the progress of all sequences.
+struct Meter {
+    shown: Shown,
+    begun: Instant,
+    state: Mutex<Counted>,
+}
+
+struct Counted {
+    tokens: u64,
+    most: u64,
+    told: Duration,
+    bar: Option<ProgressBar>,
+    /// The bytes of the only text that are printed.
+    printed: usize,
+}
+
+/// The time between two lines.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+impl Meter {
+    fn new(request: &Request, adapters: usize, shown: Shown) -> Self {
+        let new = |prompt: &Prompt| request.limits.tokens(prompt.ids.len()) - prompt.ids.len();
+        let most = (request.prompts().iter().map(new).sum::<usize>() * adapters) as u64;
+        let bar = match &shown {
+            Shown::Bar(terminal) => {
+                let style = ProgressStyle::with_template(
+                    "{bar:30} {pos}/{len} tokens, {per_sec}, at most {eta} left",
+                );
+                let bar = ProgressBar::new(most);
+                Some(terminal.add(style.map_or_else(|_| bar.clone(), |style| bar.clone().with_style(style))))
+            }
+            _ => None,
+        };
+        let counted = Counted { tokens: 0, most, told: Duration::ZERO, bar, printed: 0 };
+        Self { shown, begun: Instant::now(), state: Mutex::new(counted) }
+    }
+
+    /// Counts a token, and returns whether its sequence has a stop text.
+    fn on_token(
+        self: Arc<Self>,
+        request: &Request,
+    ) -> impl Fn(usize, &Generated) -> bool + Send + Sync + 'static {
+        let reading = request.reading.clone();
+        move |prompt, made| {
+            let streams = matches!(self.shown, Shown::Text);
+            if reading.stop.is_empty() && !streams {
+                self.count();
+                return false;
+            }
+            // A tokenizer that fails does so again at the end, where it is reported.
+            let (text, stops) = reading.text(prompt, &made.ids).unwrap_or_default();
+            if streams {
+                self.print(&text);
+            }
+            self.count();
+            stops
+        }
+    }
+
+    fn count(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.tokens += 1;
+        state.bar.iter().for_each(|bar| bar.inc(1));
+        let now = self.begun.elapsed();
+        if matches!(self.shown, Shown::Lines) && now - state.told >= LINE_EVERY {
+            state.told = now;
+            let rate = state.tokens as f64 / now.as_secs_f64();
+            tell(&format!(
+                "generated {} of at most {} tokens, {rate:.1} per second",
+                thousands(state.tokens as f64),
+                thousands(state.most as f64)
+            ));
+        }
+    }
+
+    /// Prints what is new of the only text. The last character may be half of one.
+    fn print(&self, text: &str) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = text.trim_end_matches('\u{FFFD}');
+        if let Some(new) = text.get(state.printed..) {
+            print!("{new}");
+            let _ = std::io::stdout().flush();
+            state.printed = text.len();
+        }
+    }
+
+    fn end(&self) {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.bar.iter().for_each(ProgressBar::finish_and_clear);
+        if let Shown::Bar(_) = self.shown {
+            let s = self.begun.elapsed().as_secs_f64();
+            let rate = state.tokens as f64 / s.max(1e-9);
+            tell(&format!(
+                "generated {} tokens in {s:.1} s, {rate:.1} per second",
+                thousands(state.tokens as f64)
+            ));
+        }
+    }
+}
