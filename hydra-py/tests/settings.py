@@ -7,7 +7,7 @@ from pathlib import Path
 from hydra_train import _native
 
 FILE = Path(__file__).parents[1] / "python/hydra_train/_settings.py"
-CLASSES = {"select": "Select", "train": "Train", "resume": "Resume", "eval": "Evaluate", "explain": "Explain"}
+CLASSES = {"select": "Select", "train": "Train", "resume": "Resume", "eval": "Evaluate", "explain": "Explain", "generate": "Generate"}
 
 HEAD = '''"""The keywords of each function and their types, for type checkers. A test compares them with the command line."""
 

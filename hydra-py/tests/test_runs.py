@@ -263,3 +263,20 @@ def test_an_interrupt_is_raised_when_the_run_has_stopped(waits: Callable[[hydra.
     with pytest.raises(KeyboardInterrupt):
         waits(run)
     assert run.state == "stopped" and run.best.model_dir is not None
+
+
+def test_texts_are_generated_from_python_objects(tmp_path: Path) -> None:
+    run = hydra.train(batch=4, context=32, steps=2, devices="cpu:1x1", device_memory="64MiB").wait()
+    made = run.best.generate(["ab", [97, 98], "xyz"], max_new_tokens=5)
+    assert [len(row["token_ids"]) for row in made] == [5, 5, 5]
+    assert made[0]["token_ids"] == made[1]["token_ids"] and made[1]["prompt"] == "ab"
+    assert made[2]["finish_reason"] == "length" and made[2]["adapter"] is None
+    one = hydra.generate("ab", model=run.best.model_dir, max_new_tokens=5, devices="cpu:2x1")
+    assert one == made[:1]
+    (tmp_path / "prompts.txt").write_text("ab\nxyz\n")
+    from_file = hydra.generate(tmp_path / "prompts.txt", model=run.best.model_dir, max_new_tokens=5)
+    assert from_file == [made[0], made[2]]
+    with pytest.raises(hydra.UsageError, match="prompt 1 is a float"):
+        hydra.generate(["a", 1.5], model=run.best.model_dir)
+    with pytest.raises(hydra.UsageError, match="--top-p applies to sampling"):
+        hydra.generate("a", model="bytes-tiny", top_p=0.5)

@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra_train import _data, _keywords, _native
+from hydra_train import _data, _generation, _keywords, _native
 from hydra_train._errors import HydraError, MemoryRefused, Stopped, TasksFailed, UnknownKeyword, UsageError
 from hydra_train._run import Run, Task
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hydra_train._settings import Evaluate, Explain, Resume, Select, Train
+    from hydra_train._settings import Evaluate, Explain, Generate, Resume, Select, Train
 
 __all__ = [
     "HydraError",
@@ -39,6 +39,7 @@ __all__ = [
     "UsageError",
     "evaluate",
     "explain",
+    "generate",
     "report",
     "resume",
     "select",
@@ -74,6 +75,15 @@ def explain(**settings: Unpack[Explain]) -> dict[str, Any]:
     return _result("explain", settings)
 
 
+def generate(prompts: Any = None, **settings: Unpack[Generate]) -> list[dict[str, Any]]:
+    """Continues prompts with a language model: a text, a list of texts, of token ids or of conversations (lists of messages), or a path.
+
+    Returns a dictionary for each adapter, prompt and sample, in this order: ``prompt``, ``adapter``, ``text``,
+    ``token_ids`` of the new tokens, their ``logprob``, and ``finish_reason``, ``stop`` or ``length``.
+    """
+    return _generation.generate(prompts, settings)
+
+
 def report(directory: str | os.PathLike[str], *others: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the report of a run directory, the best task first. The run may be running, ended or killed.
 
@@ -104,7 +114,14 @@ def _arguments(command: str, settings: Mapping[str, Any], folder: Path) -> list[
 
 
 def _document() -> None:
-    functions = {"select": select, "train": train, "resume": resume, "eval": evaluate, "explain": explain}
+    functions = {
+        "select": select,
+        "train": train,
+        "resume": resume,
+        "eval": evaluate,
+        "explain": explain,
+        "generate": generate,
+    }
     for command, function in functions.items():
         function.__doc__ = f"{function.__doc__}\n\n{_keywords.documentation(command)}"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hydra_train import _control, _native
+from hydra_train import _control, _generation, _native
 from hydra_train._errors import HydraError, TasksFailed
 
 if TYPE_CHECKING:
     import pandas
     from typing_extensions import Unpack
 
-    from hydra_train._settings import Select
+    from hydra_train._settings import Generate, Select
 
 T = TypeVar("T")
 Event = dict[str, Any]
@@ -69,6 +69,15 @@ class Task:
         changes = _control.changes(settings)
         answer = self._command("fork", at=at, name=name, weights_only=weights_only or None, changes=changes)
         return Task(self._run, str(answer["task"]))
+
+    def generate(self, prompts: Any = None, **settings: Unpack[Generate]) -> list[dict[str, Any]]:
+        """Continues prompts with the written model of the task, as :func:`hydra_train.generate` does.
+
+        :raises HydraError: the model is not written yet.
+        """
+        if (model := self.model_dir) is None:
+            raise HydraError(f"the model of `{self.name}` is not written: wait for the end of the task")
+        return _generation.generate(prompts, {"model": model, **settings})
 
     def _command(self, command: str, **more: Any) -> dict[str, Any]:
         return self._run._command({"command": command, "task": self.name, **more})

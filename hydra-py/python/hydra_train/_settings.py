@@ -349,3 +349,43 @@ class Explain(TypedDict, total=False):
     spec: Path | None
     batch: int | Sequence[int] | None
     lr: float | Sequence[float] | None
+
+
+class Generate(TypedDict, total=False):
+    model: Path | None
+    adapter: Path | Sequence[Path] | None
+    base: str | None
+    dtype: str | None
+    prompt: str | Sequence[str] | Mapping[str, Any] | None
+    prompts: Path | None
+    chat: bool | None
+    max_new_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float | None
+    samples: int | None
+    seed: int | None
+    stop: str | Sequence[str] | Mapping[str, Any] | None
+    cache_memory: int | str | None
+    devices: str | None
+    device_memory: int | str | None
+    host_memory: int | str | None
+    disk_memory: int | str | None
+    disk: Path | None
+    concurrent: int | None
+    strict: bool | None
+    reserve_for_forks: bool | None
+    pinned_memory: int | str | None
+    precision: str | None
+    optimizer_placement: str | None
+    frozen_weights: str | None
+    link: str | None
+    no_prefetch: bool | None
+    microbatch_group: int | None
+    replicas: int | None
+    no_cache: bool | None
+    policy: str | None
+    cuts: int | Sequence[int] | None
+    plan: Path | None
+    out: Path | None

@@ -1,0 +1,55 @@
+"""Generates text with the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra_train import _data, _keywords
+from hydra_train._errors import UsageError
+
+
+def generate(prompts: Any, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Continues ``prompts``, or those of the keywords ``prompt`` and ``prompts``, and returns the rows of the result."""
+    from hydra_train._run import Run
+
+    with tempfile.TemporaryDirectory() as folder:
+        if prompts is not None:
+            settings = {**settings, "prompts": _as_path(prompts, Path(folder))}
+        run = Run(["generate", "--json", *_keywords.arguments("generate", settings)]).wait()
+        return [json.loads(line) for line in run._running.output().splitlines()]
+
+
+def _as_path(prompts: Any, folder: Path) -> Path:
+    """Returns a path unchanged, and writes texts, token ids and conversations to a file."""
+    if isinstance(prompts, os.PathLike):
+        return Path(prompts)
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
+        found = type(prompts).__name__
+        raise UsageError(f"`prompts` must be a text, a path or a list of prompts, got {found}", keyword="prompts")
+    path = folder / "prompts.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for index, prompt in enumerate(prompts):
+            file.write(json.dumps(_row(index, prompt), ensure_ascii=False) + "\n")
+    return path
+
+
+def _row(index: int, prompt: Any) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if (ids := _data._tokens(prompt)) is not None:
+        return {"input_ids": ids}
+    if isinstance(prompt, Mapping):
+        return dict(prompt)
+    if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(message, Mapping) for message in prompt):
+        return {"messages": [dict(message) for message in prompt]}
+    raise UsageError(
+        f"prompt {index} is a {type(prompt).__name__}: expected a text, a list of token ids, or a list of messages with `role` and `content`",
+        keyword="prompts",
+    )
