@@ -273,6 +273,7 @@ def test_texts_are_generated_from_python_objects(tmp_path: Path) -> None:
     assert made[2]["finish_reason"] == "length" and made[2]["adapter"] is None
     one = hydra.generate("ab", model=run.best.model_dir, max_new_tokens=5, devices="cpu:2x1")
     assert one == made[:1]
+    assert hydra.generate([97, 98], model=run.best.model_dir, max_new_tokens=5) == made[:1]
     (tmp_path / "prompts.txt").write_text("ab\nxyz\n")
     from_file = hydra.generate(tmp_path / "prompts.txt", model=run.best.model_dir, max_new_tokens=5)
     assert from_file == [made[0], made[2]]

@@ -5,12 +5,13 @@ use crate::session::{Environment, Model, decode_memory, note_of_memory};
 use crate::settings::{
     AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, dtypes, find_base, flags, model_help,
 };
-use crate::terminal::{Interrupted, Outcome, Show, Usage, tell};
+use crate::terminal::{Outcome, Show, Usage, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_core::FloatType;
 use hydra_models::lora::Base;
+use hydra_models::tokenizer::BuiltIn;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
@@ -26,6 +27,10 @@ pub(crate) struct GenerateArgs {
     /// Quantize the linear layers of the model below the adapters, as in training with --base
     #[arg(long, value_name = "TYPE", value_parser = flags::named::<Base>(&["nf4"]))]
     pub(crate) base: Option<Base>,
+    /// Tokenizer to use instead of the one in the model directory: bytes (one token per byte) or gpt2 [default: the directory's;
+    /// without one, gpt2 for a vocabulary of 50257 ids, else bytes]
+    #[arg(long, value_name = "bytes|gpt2", value_parser = flags::named::<BuiltIn>(&BuiltIn::NAMES))]
+    pub(crate) tokenizer: Option<BuiltIn>,
     /// Type of parameters, activations and the key-value cache
     #[arg(long, default_value = "f32", value_parser = dtypes())]
     pub(crate) dtype: FloatType,
@@ -50,11 +55,21 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
         bail!(Usage::new("texts are generated on CPUs: pass --devices cpu"));
     }
     args.out.as_deref().map_or(Ok(()), super::predict::check_out)?;
-    let mut settings = ModelSettings { model: args.model.take(), dtype: args.dtype, ..flags::defaults() };
+    let mut settings = ModelSettings {
+        model: args.model.take(),
+        tokenizer: args.tokenizer,
+        dtype: args.dtype,
+        ..flags::defaults()
+    };
     let mut first = args.adapter.first().cloned();
     find_base(&mut settings, &mut first)?;
     if args.adapter.is_empty() {
         args.adapter.extend(first);
+    }
+    if args.base.is_some() && args.adapter.is_empty() {
+        bail!(Usage::new(
+            "--base quantizes the model below adapters: pass --adapter DIR too, or omit --base"
+        ));
     }
     let spec = settings.resolve()?;
     devices.check_dtype(spec.dtype)?;
@@ -78,17 +93,19 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
         Show::Lines | Show::Nothing => Shown::Lines,
     };
     let streamed = matches!(shown, Shown::Text);
-    let made = generation::generate(&mut model, &each, &request, (&devices, &spec), around, shown)?;
-    if made.iter().any(|made| made.finish_reason.is_none()) {
-        bail!(Interrupted);
-    }
+    let on = (&devices, &spec);
+    let (made, failure) = generation::generate(&mut model, &each, &request, on, around, shown)?;
     match (&args.out, prints_lines) {
         (Some(out), _) => super::predict::write_text(out, &lines(&made)?)?,
         (None, true) => around.print(&lines(&made)?)?,
-        (None, false) if streamed => around.print("\n")?,
+        (None, false) if streamed => {}
         (None, false) => around.print(&texts(&made))?,
     }
-    Ok(Outcome::Done)
+    match failure {
+        Some(error) => Err(error),
+        None if made.iter().any(|made| made.finish_reason.is_none()) => Ok(Outcome::Interrupted),
+        None => Ok(Outcome::Done),
+    }
 }
 
 /// The lines of JSON.
@@ -108,10 +125,10 @@ fn texts(made: &[Continued]) -> String {
     if let [one] = made {
         return format!("{}\n", text(one));
     }
-    let each = made.iter().enumerate().map(|(at, made)| {
+    let each = made.iter().map(|made| {
         let adapter = made.adapter.as_ref().map(|adapter| format!(" [{adapter}]")).unwrap_or_default();
         let sample = made.sample.map(|sample| format!(" (sample {sample})")).unwrap_or_default();
-        let prompt = made.prompt.clone().unwrap_or_else(|| format!("{}", at + 1));
+        let prompt = made.prompt.clone().unwrap_or_else(|| format!("prompt {}", made.number + 1));
         let start: String = prompt.chars().take(60).map(|c| if c == '\n' { ' ' } else { c }).collect();
         format!("== {start}{adapter}{sample} ==\n{}\n\n", text(made))
     });

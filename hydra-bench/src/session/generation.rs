@@ -3,9 +3,10 @@
 use super::model::Model;
 use super::orchestrator::{Both, Environment, orchestrator, share_of_host_memory};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, values};
-use crate::terminal::{Interrupted, Show, Usage, tell, thousands};
-use anyhow::{Context as _, Result, bail};
+use crate::terminal::{Show, Usage, tell, thousands};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use hydra_core::ByteSize;
 use hydra_engine::{EngineError, RoundsTask, StopFlag};
 use hydra_models::data::InputRows;
@@ -14,7 +15,8 @@ use hydra_models::tokenizer::{Chat, Conventions, Tokenizer};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use std::io::Write as _;
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -63,13 +65,13 @@ pub(crate) struct Asked {
     #[arg(long, value_name = "X", value_parser = values::penalty, allow_hyphen_values = true)]
     repetition_penalty: Option<f64>,
     /// Number of samples of each prompt
-    #[arg(long, value_name = "N", default_value = "1", value_parser = values::count, allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = values::samples, allow_hyphen_values = true)]
     samples: usize,
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
     seed: u64,
     /// A text that ends a sequence, which is cut off before it; several are given by several flags
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     /// Memory of the key-value cache; sequences for which it has no room wait for others to end [default: as much as all
     /// sequences need, at most a quarter of the host memory]
@@ -112,6 +114,9 @@ pub(crate) struct Continued {
     pub(crate) logprob: f64,
     /// `stop` for an end token or a stop text, or `length`; `None` if it was interrupted.
     pub(crate) finish_reason: Option<&'static str>,
+    /// The number of the prompt.
+    #[serde(skip)]
+    pub(crate) number: usize,
 }
 
 /// How new tokens are shown while they are generated.
@@ -142,10 +147,18 @@ impl Request {
         let lacks_tokenizer = matches!(tokenizer, Tokenizer::Missing(_));
         let conventions = Conventions::load(&tokenizer, model.directory())?;
         let own = OwnSettings::read(model.directory())?;
-        let given = given(asked, &conventions)?;
-        let wanted = asked.max_new_tokens.or(own.number("max_new_tokens"));
-        let new_tokens = wanted.unwrap_or(NEW_TOKENS);
-        let ends = own.ends().unwrap_or_else(|| conventions.end.into_iter().collect());
+        if lacks_tokenizer && !asked.stop.is_empty() {
+            bail!(Usage::new(format!(
+                "--stop compares texts, and `{}` has no tokenizer: omit --stop, or pass --tokenizer",
+                model.name()
+            )));
+        }
+        let (given, unused) = given(asked, &conventions)?;
+        let new_tokens = match asked.max_new_tokens {
+            Some(given) => given,
+            None => own.checked("max_new_tokens", values::count)?.unwrap_or(NEW_TOKENS),
+        };
+        let ends = own.ends()?.unwrap_or_else(|| conventions.end.into_iter().collect());
         let (mut prompts, mut texts) = (Vec::new(), Vec::new());
         for (at, given) in given.into_iter().enumerate() {
             let (ids, text) = match given {
@@ -164,9 +177,14 @@ impl Request {
             texts.push(text);
         }
         let sampling = own.sampling(asked)?;
-        let cut = prompts.iter().filter(|prompt| prompt.ids.len() + new_tokens > positions).count();
+        let cut =
+            prompts.iter().filter(|prompt| prompt.ids.len().saturating_add(new_tokens) > positions).count();
         let mut notes = own.notes();
-        if cut > 0 && wanted.is_some() {
+        if !unused.is_empty() {
+            let unused: Vec<String> = unused.into_iter().collect();
+            notes.push(format!("note: not used of the prompts' rows: {}", unused.join(", ")));
+        }
+        if cut > 0 {
             notes.push(format!(
                 "note: {cut} of {} sequences end before {new_tokens} new tokens, because the model has {positions} positions",
                 prompts.len()
@@ -236,8 +254,7 @@ fn check_prompt(ids: &[u32], (positions, vocabulary): (usize, usize), at: usize)
         ),
         None if tokens == 0 => format!("prompt {at} is empty: give it a text"),
         None if tokens >= positions => format!(
-            "prompt {at} has {tokens} tokens, and the model has {positions} positions, of which at least one must be left for a new \
-             token: shorten the prompt"
+            "prompt {at} has {tokens} tokens, and the model has {positions} positions, one of them for a new token: shorten the prompt"
         ),
         None => return Ok(()),
     };
@@ -252,8 +269,8 @@ enum Given {
     Tokens(Vec<u32>),
 }
 
-/// The prompts of the flags or of the file.
-fn given(asked: &Asked, conventions: &Conventions) -> Result<Vec<Given>> {
+/// The prompts of the flags or of the file, and the columns of the file that are not used.
+fn given(asked: &Asked, conventions: &Conventions) -> Result<(Vec<Given>, BTreeSet<String>)> {
     let render = |messages: &[Value], columns: &Map<String, Value>| -> Result<Given> {
         let lacks = || {
             Usage::new(
@@ -269,32 +286,52 @@ fn given(asked: &Asked, conventions: &Conventions) -> Result<Vec<Given>> {
             false => Ok(Given::Text(text)),
         }
     };
+    let mut unused = BTreeSet::new();
     let Some(file) = &asked.prompts else {
         if asked.prompt.is_empty() {
             bail!(Usage::new("pass --prompt TEXT, or --prompts FILE"));
         }
-        return asked.prompt.iter().cloned().map(plain).collect();
+        return Ok((asked.prompt.iter().cloned().map(plain).collect::<Result<_>>()?, unused));
     };
     if !is_rows(file) {
-        return lines(file)?.into_iter().map(plain).collect();
+        return Ok((lines(file)?.into_iter().map(plain).collect::<Result<_>>()?, unused));
     }
+    let rows = InputRows::open(file, &[])?;
     let row = |(at, row): (usize, &Map<String, Value>)| {
         let mut columns = row.clone();
-        let [messages, prompt, ids] = ["messages", "prompt", "input_ids"]
+        let given = ["messages", "prompt", "input_ids"]
             .map(|name| columns.remove(name).filter(|value| !value.is_null()));
-        match (messages.or(prompt), ids) {
-            (Some(Value::Array(messages)), _) => render(&messages, &columns),
-            (Some(Value::String(text)), _) => plain(text),
-            (None, Some(Value::Array(ids))) if let Some(ids) = tokens(&ids) => Ok(Given::Tokens(ids)),
+        let [messages, prompt, ids] = given;
+        // Cells of tables are texts.
+        let messages = messages.map(|value| match value.as_str().map(serde_json::from_str) {
+            Some(Ok(value)) => value,
+            _ => value,
+        });
+        let prompt = match (messages, prompt, ids) {
+            (Some(Value::Array(messages)), None, None) | (None, Some(Value::Array(messages)), None)
+                if messages.iter().all(Value::is_object) =>
+            {
+                return render(&messages, &columns);
+            }
+            (None, Some(Value::String(text)), None) => plain(text)?,
+            (None, None, Some(Value::Array(ids)))
+                if !asked.chat
+                    && let Some(ids) = tokens(&ids) =>
+            {
+                Given::Tokens(ids)
+            }
             _ => bail!(
-                "row {} of `{}` has no prompt: expected a text or messages in `prompt`, messages in `messages`, or tokens in \
-                 `input_ids`",
+                "row {} of `{}` has no prompt: expected one of a text or messages in `prompt`, messages in `messages`, or (without \
+                 --chat) tokens, whole numbers from 0, in `input_ids`",
                 at + 1,
                 file.display()
             ),
-        }
+        };
+        unused.extend(columns.into_iter().map(|(name, _)| name));
+        Ok(prompt)
     };
-    InputRows::open(file, &[])?.fields().enumerate().map(row).collect()
+    let given = rows.fields().enumerate().map(row).collect::<Result<_>>()?;
+    Ok((given, unused))
 }
 
 /// The tokens of a list.
@@ -326,7 +363,7 @@ fn lines(file: &Path) -> Result<Vec<String>> {
 struct OwnSettings(Map<String, Value>);
 
 /// Keys of `generation_config.json` that change tokens and are not used, with the values that change nothing.
-const UNUSED: [(&str, &[f64]); 16] = [
+const UNUSED: [(&str, &[f64]); 27] = [
     ("num_beams", &[1.0]),
     ("no_repeat_ngram_size", &[0.0]),
     ("encoder_no_repeat_ngram_size", &[0.0]),
@@ -343,6 +380,17 @@ const UNUSED: [(&str, &[f64]); 16] = [
     ("forced_eos_token_id", &[]),
     ("bad_words_ids", &[]),
     ("penalty_alpha", &[0.0]),
+    ("max_length", &[20.0]),
+    ("max_time", &[]),
+    ("stop_strings", &[]),
+    ("top_h", &[]),
+    ("sequence_bias", &[]),
+    ("guidance_scale", &[1.0]),
+    ("exponential_decay_length_penalty", &[]),
+    ("remove_invalid_values", &[]),
+    ("watermarking_config", &[]),
+    ("diversity_penalty", &[0.0]),
+    ("num_return_sequences", &[1.0]),
 ];
 
 impl OwnSettings {
@@ -354,7 +402,8 @@ impl OwnSettings {
             match std::fs::read_to_string(&path) {
                 Ok(text) => serde_json::from_str(&text)
                     .with_context(|| format!("`{}` is no JSON object", path.display())),
-                Err(_) => Ok(Map::new()),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(Map::new()),
+                Err(error) => Err(error).with_context(|| format!("`{}` could not be read", path.display())),
             }
         };
         let (mut own, model) = (read("generation_config.json")?, read("config.json")?);
@@ -364,30 +413,32 @@ impl OwnSettings {
         Ok(Self(own))
     }
 
-    fn number(&self, key: &str) -> Option<usize> {
-        self.0.get(key)?.as_u64().and_then(|number| usize::try_from(number).ok())
-    }
-
-    fn fraction(&self, key: &str) -> Option<f64> {
-        self.0.get(key)?.as_f64()
+    /// The value of a key, if it is there, read as the flag of this name is.
+    fn checked<T>(&self, key: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Usage> {
+        let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+        let refused = |error| Usage::new(format!("`{key}` in generation_config.json: {error}"));
+        read(&value.to_string()).map(Some).map_err(refused)
     }
 
     /// The tokens that end a sequence.
-    fn ends(&self) -> Option<Vec<u32>> {
-        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-        match self.0.get("eos_token_id")? {
-            Value::Array(ids) => Some(ids.iter().filter_map(id).collect()),
-            one => Some(vec![id(one)?]),
-        }
+    fn ends(&self) -> Result<Option<Vec<u32>>, Usage> {
+        let Some(value) = self.0.get("eos_token_id").filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        let ids = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
+        let refused =
+            || Usage::new(format!("`eos_token_id` is {value}: expected a token, or a list of tokens"));
+        tokens(&ids).map(Some).ok_or_else(refused)
     }
 
     /// How tokens are chosen.
     fn sampling(&self, asked: &Asked) -> Result<Sampling, Usage> {
         let samples = self.0.get("do_sample").and_then(Value::as_bool).unwrap_or(false);
-        let own = samples.then(|| self.fraction("temperature").unwrap_or(1.0));
+        let own = self.checked("temperature", values::temperature)?.unwrap_or(1.0);
+        let own = samples.then_some(own);
         let temperature = asked.temperature.or(own).unwrap_or(0.0);
-        let repetition_penalty =
-            asked.repetition_penalty.or(self.fraction("repetition_penalty")).unwrap_or(1.0);
+        let own_penalty = self.checked("repetition_penalty", values::penalty)?;
+        let repetition_penalty = asked.repetition_penalty.or(own_penalty).unwrap_or(1.0);
         if temperature == 0.0 {
             for (flag, given) in [("--top-k", asked.top_k.is_some()), ("--top-p", asked.top_p.is_some())] {
                 if given {
@@ -405,8 +456,8 @@ impl OwnSettings {
         }
         Ok(Sampling {
             temperature,
-            top_k: asked.top_k.or(self.number("top_k")).unwrap_or(TOP_K),
-            top_p: asked.top_p.or(self.fraction("top_p")).unwrap_or(1.0),
+            top_k: asked.top_k.or(self.checked("top_k", values::top_k)?).unwrap_or(TOP_K),
+            top_p: asked.top_p.or(self.checked("top_p", values::top_p)?).unwrap_or(1.0),
             repetition_penalty,
             seed: asked.seed,
         })
@@ -430,6 +481,8 @@ impl OwnSettings {
 /// Continues the prompts of a request with a model with each of these adapters. All pass a promoted shard before the next one
 /// is promoted.
 ///
+/// Returns what was generated, and the error that ended it early.
+///
 /// # Errors
 /// A model that cannot be built or does not fit the memory.
 pub(crate) fn generate(
@@ -439,7 +492,7 @@ pub(crate) fn generate(
     (devices, spec): (&DeviceSettings, &ModelSettings),
     around: &Environment,
     shown: Shown,
-) -> Result<Vec<Continued>> {
+) -> Result<(Vec<Continued>, Option<anyhow::Error>)> {
     let prompts = request.prompts();
     let longest = Sequences::longest(prompts, &request.limits);
     let form = model.cache_form(longest).context("the model generates")?;
@@ -448,17 +501,27 @@ pub(crate) fn generate(
     let largest = prompts.iter().map(bytes).max().unwrap_or(0);
     let part = share_of_host_memory(devices, &around.machine, CACHE_PART) / adapters.len() as u64;
     let cache_bytes = match request.cache_memory {
-        Some(given) => given.bytes() / adapters.len() as u64,
+        Some(given) => all.min(given.bytes() / adapters.len() as u64),
         None => all.min(part.max(largest)),
     };
     if cache_bytes < largest {
         let [given, needed] = [cache_bytes, largest].map(|bytes| ByteSize(bytes * adapters.len() as u64));
         bail!(Usage::new(format!(
-            "--cache-memory {given} has no room for the longest sequence, of which the key-value cache takes {}{}: pass --cache-memory {} \
-             or more",
+            "--cache-memory {given} has no room for the longest sequence, whose key-value cache takes {}{}: pass --cache-memory {} or \
+             more",
             ByteSize(largest),
             if adapters.len() > 1 { " for each adapter" } else { "" },
             needed.bytes()
+        )));
+    }
+    let (host, caches) =
+        (share_of_host_memory(devices, &around.machine, 1), cache_bytes * adapters.len() as u64);
+    if caches >= host {
+        bail!(Usage::new(format!(
+            "the key-value cache of {} is not below the host memory of {}: pass more --host-memory, a smaller --cache-memory, or fewer \
+             --max-new-tokens",
+            ByteSize(caches),
+            ByteSize(host)
         )));
     }
     let limits = Limits { cache_bytes, ..request.limits.clone() };
@@ -488,11 +551,10 @@ pub(crate) fn generate(
     let registrar = around.registrar(devices, "hydra generate");
     let orchestrator = orchestrator.stop_flag(stop).observer(Box::new(Both(registrar, quiet.progress())));
     let done = orchestrator.evaluate_in_rounds(tasks);
-    meter.end();
-    match done {
-        Err(EngineError::Stopped) => return Err(Interrupted.into()),
-        done => done.context("the texts could not be generated")?,
-    }
+    let failure = match done {
+        Ok(()) | Err(EngineError::Stopped) => None,
+        Err(error) => Some(explained(error)),
+    };
     let mut made = Vec::new();
     for (adapters, data) in adapters.iter().zip(data) {
         for (at, Generated { ids, logprob, ended }) in data.generated().into_iter().enumerate() {
@@ -505,11 +567,25 @@ pub(crate) fn generate(
                 text,
                 token_ids: ids,
                 logprob,
+                number: at / request.samples,
                 finish_reason: ended.map(|ended| if ended == Ended::Length { "length" } else { "stop" }),
             });
         }
     }
-    Ok(made)
+    meter.end(made.first().and_then(|made: &Continued| made.text.as_deref()));
+    Ok((made, failure))
+}
+
+/// The error of a generation that failed.
+fn explained(error: EngineError) -> anyhow::Error {
+    if let EngineError::Failed { source, .. } = &error
+        && let EngineError::BadLoss { .. } = **source
+    {
+        return anyhow!(
+            "the model gives logits that are not finite: check its weights, or pass another --dtype"
+        );
+    }
+    anyhow::Error::from(error).context("the texts could not be generated")
 }
 
 /// Shows the progress of all sequences.
@@ -556,7 +632,8 @@ impl Meter {
     ) -> impl Fn(usize, &Generated) -> bool + Send + Sync + 'static {
         let reading = request.reading.clone();
         move |prompt, made| {
-            let streams = matches!(self.shown, Shown::Text);
+            // A stop text is cut off, and may begin in an earlier token.
+            let streams = matches!(self.shown, Shown::Text) && reading.stop.is_empty();
             if reading.stop.is_empty() && !streams {
                 self.count();
                 return false;
@@ -598,8 +675,12 @@ impl Meter {
         }
     }
 
-    fn end(&self) {
+    /// Ends the display, with what is not printed yet of the only text.
+    fn end(&self, text: Option<&str>) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Shown::Text, Some(text)) = (&self.shown, text) {
+            println!("{}", text.get(state.printed..).unwrap_or_default());
+        }
         state.bar.iter().for_each(ProgressBar::finish_and_clear);
         if let Shown::Bar(_) = self.shown {
             let s = self.begun.elapsed().as_secs_f64();

@@ -66,6 +66,7 @@ readers! { f64, float:
 
 readers! { usize, integer:
     batch, "a batch size, a whole number from 1 to {MAX_BATCH}", 1..=MAX_BATCH;
+    samples, "a number of samples, a whole number from 1 to {MAX_BATCH}", 1..=MAX_BATCH;
     lora_rank, "a LoRA rank, a whole number from 1 to {MAX_RANK}", 1..=MAX_RANK;
     context, "a context length, a whole number from 2 (one token and its target) to {MAX_CONTEXT}", 2..=MAX_CONTEXT;
     count, "a whole number from 1 to {MAX_COUNT}", 1..=MAX_COUNT;

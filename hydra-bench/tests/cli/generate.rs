@@ -158,6 +158,20 @@ fn the_models_own_settings_are_used_or_named() {
     assert_eq!(found["token_ids"], json!(case["tokens"].as_array().unwrap()[..4]));
     assert_eq!(found["finish_reason"], "stop");
     assert!(notes.contains("not used of generation_config.json: num_beams\n"), "{notes}");
+    for (key, value) in [
+        ("max_new_tokens", json!(0)),
+        ("temperature", json!(-1)),
+        ("top_k", json!(1.5)),
+        ("eos_token_id", json!(-1)),
+    ] {
+        let config = json!({"do_sample": true, key: value});
+        fs::write(dir.path().join("generation_config.json"), config.to_string()).unwrap();
+        fails(
+            &generate.split_whitespace().collect::<Vec<_>>(),
+            2,
+            &[&format!("`{key}`"), &value.to_string()],
+        );
+    }
     let config = json!({"do_sample": true, "temperature": 3.0, "max_new_tokens": 9});
     fs::write(dir.path().join("generation_config.json"), config.to_string()).unwrap();
     let [own, _] = noted(&generate);
@@ -166,6 +180,46 @@ fn the_models_own_settings_are_used_or_named() {
     assert_eq!(own, given);
     let [greedy, _] = noted(&format!("{generate} --temperature 0"));
     assert_eq!(rows(&greedy)[0]["token_ids"], json!(case["tokens"].as_array().unwrap()[..9]));
+}
+
+#[test]
+fn rows_are_prompts_in_several_forms() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("prompts.jsonl");
+    let row = |row: Value| row.to_string() + "\n";
+    fs::write(&file, row(json!({"prompt": "ab", "id": 7})) + &row(json!({"input_ids": [97, 98]}))).unwrap();
+    let command =
+        format!("generate --model bytes-llama-tiny --max-new-tokens 3 --json --prompts {}", file.display());
+    let [out, notes] = noted(&command);
+    let found = rows(&out);
+    assert_eq!((&found[0], found.len()), (&found[1], 2));
+    assert!(notes.contains("note: not used of the prompts' rows: id\n"), "{notes}");
+    let lines = dir.path().join("prompts.txt");
+    fs::write(&lines, "ab\n\n").unwrap();
+    let [of_lines, _] = noted(&command.replace("prompts.jsonl", "prompts.txt"));
+    assert_eq!(rows(&of_lines), found[..1]);
+    let out = dir.path().join("out.jsonl");
+    let [printed, _] = noted(&format!("{} --out {}", command.replace("--json ", ""), out.display()));
+    assert_eq!((printed.as_str(), rows(&fs::read_to_string(out).unwrap())), ("", found));
+}
+
+#[test]
+fn weights_that_are_not_finite_are_named() {
+    let dir = TempDir::new().unwrap();
+    fs::copy(fixture("gpt2").join("config.json"), dir.path().join("config.json")).unwrap();
+    let mut weights = fs::read(fixture("gpt2").join("model.safetensors")).unwrap();
+    let end = weights.len();
+    weights[end - 64..].fill(0xff);
+    fs::write(dir.path().join("model.safetensors"), weights).unwrap();
+    let file = prompts(&dir, &json!([{"prompt": [1, 2]}]));
+    for more in ["", "--temperature 1"] {
+        let command =
+            format!("generate --json --model {} --prompts {} {more}", dir.path().display(), file.display());
+        let output = crate::common::hydra(&command.split_whitespace().collect::<Vec<_>>()).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("logits that are not finite") && !err.contains("panicked"), "{err}");
+    }
 }
 
 #[test]
@@ -187,10 +241,14 @@ fn bad_requests_are_refused() {
         &["all samples of the most likely tokens are equal"],
     );
     refused("generate --model bytes-tiny --prompt a --chat", &["has no chat template"]);
+    refused(
+        "generate --model bytes-llama-tiny --prompt a --base nf4",
+        &["--base quantizes the model below adapters"],
+    );
     refused("generate --model vit-tiny --prompt a", &["is no language model that generates text"]);
     refused(
-        "generate --model bytes-tiny --prompt a --cache-memory 1KiB",
-        &["--cache-memory 1.00 KiB has no room", "takes 256.00 KiB"],
+        "generate --model bytes-tiny --prompt a --max-new-tokens 9 --cache-memory 1KiB",
+        &["--cache-memory 1.00 KiB has no room", "takes"],
     );
     let file = dir.path().join("prompts.jsonl");
     fs::write(&file, "{\"prompt\": \"a\"}\n{\"question\": \"b\"}\n").unwrap();
@@ -198,6 +256,13 @@ fn bad_requests_are_refused() {
     fails(&command.split_whitespace().collect::<Vec<_>>(), 1, &["row 2 of", "has no prompt"]);
     fs::write(&file, json!({"input_ids": [1, 999]}).to_string()).unwrap();
     refused(&command, &["prompt 1 has the token 999, and the model has 256 tokens"]);
+    refused(
+        "generate --model bytes-tiny --prompt a --host-memory 64KiB",
+        &["the key-value cache of", "--host-memory"],
+    );
+    let lacks =
+        format!("generate --model {} --prompts {} --stop x", fixture("qwen2").display(), file.display());
+    refused(&lacks, &["--stop compares texts", "has no tokenizer"]);
     let adapter = fixture("llama/adapter");
     let command = format!("generate --model bytes-llama-tiny --prompt a --adapter {}", adapter.display());
     fails(&command.split_whitespace().collect::<Vec<_>>(), 1, &["adapter"]);

@@ -221,7 +221,12 @@ impl Cursor {
             Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => return None,
         };
         let [most, replicas, usual, of] = [most, self.replicas(), usual, of].map(|count| count as u64);
-        let length = usize::try_from(group_length(most, replicas, usual, of)).unwrap_or(usize::MAX);
+        let length = match self.program.rounds {
+            // Rounds differ in their batches, so no number of groups is usual.
+            true => of.div_ceil(replicas).clamp(1, most),
+            false => group_length(most, replicas, usual, of),
+        };
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
         let microbatch_passes = start..start.saturating_add(length).min(self.until);
         (!microbatch_passes.is_empty()).then(|| GroupProgress {
             microbatch_pass: start,
@@ -547,6 +552,11 @@ mod tests {
             assert_eq!(cursor.stage(), Stage::Round);
             assert_eq!(cursor.until_read_s(&costs, 0, false), Some(0.0), "the next round reads the shard");
             cursor.next_round(batches);
+            assert_eq!(
+                cursor.next_passes(),
+                0..batches.min(1),
+                "a group for each of two replicas, of at most one batch"
+            );
             assert_eq!(cursor.left().evaluations, batches as u64);
         }
         assert_eq!((cursor.stage(), cursor.peek()), (Stage::Write, None));

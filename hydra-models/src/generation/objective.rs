@@ -8,7 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Chooses the next token of each sequence from the logits `[sequences, vocabulary]` of the last layer. The row of an item
-/// has two numbers for each of its sequences: the token and the logarithm of its probability. The loss is zero.
+/// has two numbers for each of its sequences: the token and the logarithm of its probability. The loss is zero, or not a number
+/// if a logit is not finite.
 pub struct NextToken(Arc<Sequences>);
 
 impl NextToken {
@@ -33,7 +34,7 @@ impl Objective for NextToken {
     }
 
     fn loss(&self, outputs: &Activation, _: &Pass) -> Tensor<1> {
-        Tensor::<1>::zeros([1], &outputs.part(0).into_float::<2>().device()).cast(FloatDType::F32)
+        outputs.part(0).into_float::<2>().cast(FloatDType::F32).sum().mul_scalar(0.0)
     }
 
     fn measure(&self, outputs: &Activation, pass: &Pass) -> Measures {

@@ -56,15 +56,14 @@ impl Sampling {
             seen.dedup();
             for id in seen {
                 if let Some(logit) = logits.get_mut(id as usize) {
-                    *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+                    let penalized = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+                    *logit = penalized.clamp(f32::MIN, f32::MAX);
                 }
             }
         }
         if self.is_greedy() {
             return most_likely(&logits);
         }
-        let temperature = self.temperature as f32;
-        logits.iter_mut().for_each(|logit| *logit /= temperature);
         // From the most to the least likely token, equal ones by their numbers.
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
@@ -72,8 +71,11 @@ impl Sampling {
             let least = logits[order[self.top_k - 1]];
             order.retain(|token| logits[*token] >= least);
         }
-        let largest = logits[order[0]];
-        let weights: Vec<f64> = order.iter().map(|token| f64::from(logits[*token] - largest).exp()).collect();
+        let Some(largest) = order.first().map(|token| f64::from(logits[*token])) else {
+            return most_likely(&logits);
+        };
+        let weight = |token: &usize| ((f64::from(logits[*token]) - largest) / self.temperature).exp();
+        let weights: Vec<f64> = order.iter().map(weight).collect();
         let all: f64 = weights.iter().sum();
         let mut before = 0.0;
         let begins_within = |weight: &&f64| {
@@ -148,8 +150,12 @@ mod tests {
         assert_eq!(p[1], 4000, "the first of the most likely has 0.44");
         let p = counts(Sampling { top_p: 0.9, ..all });
         assert!(p[2] + p[4] == 0 && p[0] > 0, "{p:?}");
-        let cold = counts(Sampling { temperature: 0.05, ..all });
-        assert_eq!(cold[1] + cold[3], 4000);
+        for temperature in [0.05, 1e-300] {
+            let cold = counts(Sampling { temperature, ..all });
+            assert_eq!(cold[1] + cold[3], 4000);
+        }
+        let not_finite = all.choose(&[f32::NAN; 3], &[], Key::new(1));
+        assert!(not_finite.0 == 0 && not_finite.1.is_nan());
     }
 
     #[test]

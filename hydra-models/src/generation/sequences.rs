@@ -35,7 +35,7 @@ pub struct Limits {
 impl Limits {
     /// The most tokens that the sequence of a prompt can have.
     pub fn tokens(&self, prompt: usize) -> usize {
-        (prompt + self.new_tokens).min(self.positions)
+        prompt.saturating_add(self.new_tokens).min(self.positions)
     }
 }
 
@@ -295,9 +295,10 @@ impl Dataset for Sequences {
         let longest = self.prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1).min(CHUNK);
         let group = self.prompts.len().clamp(1, GROUP) as i32;
         let tokens = longest.max(group as usize) as i32;
+        let last = self.limits.positions as i32 - 1;
         Ok(batch(
             vec![0; tokens as usize],
-            (0..tokens).collect(),
+            (0..tokens).map(|at| at.min(last)).collect(),
             vec![-1; tokens as usize],
             (0..group).collect(),
         ))

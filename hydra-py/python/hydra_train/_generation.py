@@ -17,6 +17,8 @@ def generate(prompts: Any, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Continues ``prompts``, or those of the keywords ``prompt`` and ``prompts``, and returns the rows of the result."""
     from hydra_train._run import Run
 
+    if settings.get("out") is not None:
+        raise UsageError("`out` is not needed: the rows are returned", keyword="out")
     with tempfile.TemporaryDirectory() as folder:
         if prompts is not None:
             settings = {**settings, "prompts": _as_path(prompts, Path(folder))}
@@ -28,7 +30,7 @@ def _as_path(prompts: Any, folder: Path) -> Path:
     """Returns a path unchanged, and writes texts, token ids and conversations to a file."""
     if isinstance(prompts, os.PathLike):
         return Path(prompts)
-    if isinstance(prompts, str):
+    if isinstance(prompts, str) or _data._tokens(prompts) is not None or _is_conversation(prompts):
         prompts = [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
         found = type(prompts).__name__
@@ -40,14 +42,19 @@ def _as_path(prompts: Any, folder: Path) -> Path:
     return path
 
 
+def _is_conversation(prompt: Any) -> bool:
+    messages = isinstance(prompt, (list, tuple)) and bool(prompt)
+    return messages and all(isinstance(message, Mapping) and "role" in message for message in prompt)
+
+
 def _row(index: int, prompt: Any) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if (ids := _data._tokens(prompt)) is not None:
         return {"input_ids": ids}
     if isinstance(prompt, Mapping):
-        return dict(prompt)
-    if isinstance(prompt, (list, tuple)) and prompt and all(isinstance(message, Mapping) for message in prompt):
+        return {name: _data._plain(value) for name, value in prompt.items()}
+    if _is_conversation(prompt):
         return {"messages": [dict(message) for message in prompt]}
     raise UsageError(
         f"prompt {index} is a {type(prompt).__name__}: expected a text, a list of token ids, or a list of messages with `role` and `content`",

@@ -355,6 +355,7 @@ class Generate(TypedDict, total=False):
     model: Path | None
     adapter: Path | Sequence[Path] | None
     base: str | None
+    tokenizer: str | None
     dtype: str | None
     prompt: str | Sequence[str] | Mapping[str, Any] | None
     prompts: Path | None
