@@ -88,7 +88,7 @@ fn what_does_not_belong_is_refused(store: &dyn TierStore) {
         panic!("expected a reservation that is too small, found {small:?}")
     };
     assert_eq!((n, reserved, owner.as_str()), (needed, needed - 1, "someone"));
-    let uneven = Masters { moments: vec![vec![0.0; 300], vec![0.0; 299]], ..masters() };
+    let uneven = Masters { moments: vec![vec![0.0; 300].into(), vec![0.0; 299].into()], ..masters() };
     let uneven = store.insert(ID, uneven, reserve(needed));
     assert!(matches!(uneven, Err(SpillError::MomentLength { params: 300, moment: 1, found: 299, .. })));
     assert_eq!(budget.used(), 0, "a refused insertion releases its reservation");
@@ -151,10 +151,10 @@ fn writers_put_back_what_they_wrote(store: &dyn TierStore) {
         let mut writer = store.write(ID).unwrap();
         assert_eq!(*writer, expected);
         writer.params[version] = -1.0;
-        writer.moments[1][version] = 7.0;
+        writer.moments[1].words[version] = 7.0;
         writer.commit();
         expected.params[version] = -1.0;
-        expected.moments[1][version] = 7.0;
+        expected.moments[1].words[version] = 7.0;
         assert_eq!(store.version(ID).unwrap(), version as u64);
         let view = store.read(ID).unwrap();
         assert_eq!((floats(&view), view.version), (&expected.params[..], version as u64));
@@ -175,11 +175,11 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
         next += piece.params.len();
         let own = start..next;
         assert_eq!(
-            (&piece.params[..], &piece.moments[1][..]),
-            (&expected.params[own.clone()], &expected.moments[1][own])
+            (&piece.params[..], &piece.moments[1].words[..]),
+            (&expected.params[own.clone()], &expected.moments[1].words[own])
         );
         piece.params.iter_mut().for_each(|value| *value += 0.5);
-        piece.moments[0].fill(start as f32);
+        piece.moments[0].words.fill(start as f32);
         piece.round();
         Ok(())
     };
@@ -188,7 +188,7 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
     expected.params.iter_mut().for_each(|value| *value += 0.5);
     expected.narrow = narrow(&expected.params);
     let read = |part, elements: Range<usize>| store.read_part(ID, part, elements).unwrap();
-    expected.moments[0].copy_from_slice(floats(&read(MastersPart::Moment(0), 0..300)));
+    expected.moments[0].words.copy_from_slice(floats(&read(MastersPart::Moment(0), 0..300)));
     for (part, elements) in [
         (MastersPart::Params, 0..300),
         (MastersPart::Params, 7..8),
@@ -214,20 +214,20 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
 fn parts_are_written_and_empty_moments_are_zeros(store: &dyn TierStore) {
     let budget = budget();
     let narrow = |values: &[f32]| Some(NarrowFloats::of(values, FloatType::Bf16, Floats::from));
-    let mut expected = Masters { moments: vec![vec![0.0; 300]; 2], ..masters() };
+    let mut expected = Masters { moments: vec![vec![0.0; 300].into(); 2], ..masters() };
     expected.narrow = narrow(&expected.params);
-    let first = Masters { moments: vec![Vec::new(); 2], ..expected.clone() };
+    let first = Masters { moments: vec![Moment::default(); 2], ..expected.clone() };
     store.insert(ID, first, budget.reserve(4200, "someone").unwrap()).unwrap();
     assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&expected, 0));
     for part in [MastersPart::Moment(1), MastersPart::Params] {
         let values: Vec<f32> = expected.part(part).iter().map(|value| value - 2.5).collect();
-        store.write_part(ID, part, 0, &values).unwrap();
+        store.write_part(ID, part, 0..300, &values).unwrap();
         expected.part_mut(part).copy_from_slice(&values);
     }
     expected.narrow = narrow(&expected.params);
     assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&expected, 2));
     let view = store.read(ID).unwrap();
-    assert_eq!(busy_with(store.write_part(ID, MastersPart::Params, 0, &[0.0; 300])), Some(1));
+    assert_eq!(busy_with(store.write_part(ID, MastersPart::Params, 0..300, &[0.0; 300])), Some(1));
     drop(view);
     assert_eq!(store.remove(ID).unwrap(), expected);
 }
