@@ -3,10 +3,12 @@
 
 use crate::common::{Settings, StopAfter, adamw, config, spirals, tokens};
 use hydra_core::optimizer::{AdamW, AdamW8bit};
-use hydra_core::{ByteSize, Chain, Dataset, FloatType, LARGE_PARAM, Length, OptimizerSpec, TrainSpec};
+use hydra_core::{
+    ByteSize, Chain, Dataset, FloatType, LARGE_PARAM, Length, OptimizerSpec, TrainSpec, with_causes,
+};
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, OptimizerPlacement, Orchestrator, Place, RunReport, StopFlag, TaskState,
-    TrainTask, plain,
+    Checkpoint, CheckpointEvery, EngineError, OptimizerPlacement, Orchestrator, Place, RunReport, StopFlag,
+    TaskState, TrainTask, plain,
 };
 use hydra_models::gpt2::{self, Gpt2Config};
 use hydra_models::mlp;
@@ -106,23 +108,28 @@ fn they_live_on_the_disk_and_go_on_from_checkpoints() {
         let settings = Settings { cuts: Some(vec![1, 2]), ..Settings::default() };
         let whole = submitted(settings.orchestrator(), task());
         agrees(&whole, &plain, "in host memory");
-        let resident: u64 = chain.buffers().iter().map(|buffer| buffer.moment_bytes()).sum();
         let on_disk = |host: u64| {
             let run = settings.orchestrator().host_memory(ByteSize(host));
             run.disk(scratch.path().to_owned(), ByteSize::mib(64))
         };
+        let mut tiny = on_disk(1);
+        tiny.submit(task()).expect("a task");
+        let least = match tiny.admit() {
+            Err(EngineError::HostMemory { needed, .. }) => needed,
+            other => panic!("expected too little host memory, found {other:?}"),
+        };
         // On the disk, in host memory and on the disk again.
-        for (leg, host) in [whole.host_admitted_bytes - resident / 2, 1 << 30].into_iter().enumerate() {
+        for (leg, host) in [least, 1 << 30].into_iter().enumerate() {
             let stop = StopFlag::new();
             let run = on_disk(host).checkpoint_every(CheckpointEvery::Minibatches(1));
             let run = run.stop_flag(stop.clone()).observer(Box::new(StopAfter(stop, 1)));
             let again = || Checkpoint::open(&file).expect("a checkpoint");
             let report = submitted(run, if leg == 0 { task() } else { task().resume_from(again()) });
             assert_eq!((report.tasks[0].state, &report.tasks[0].error), (TaskState::Stopped, &None));
+            assert_eq!(report.tasks[0].plan.disk_bytes > 0, leg == 0);
         }
         let checkpoint = Checkpoint::open(&file).expect("a checkpoint");
-        let report =
-            submitted(on_disk(whole.host_admitted_bytes - resident / 2), task().resume_from(checkpoint));
+        let report = submitted(on_disk(least), task().resume_from(checkpoint));
         assert!(report.tasks[0].plan.disk_bytes > 0 && report.tasks[0].checkpoints.resumed_at >= Some(2));
         agrees(&report, &plain, "on the disk, resumed");
     }
@@ -149,7 +156,9 @@ fn moments_of_one_encoding_are_not_read_as_those_of_another() {
             task(&chain, spec(rule.clone())).resume_from(open()),
             task(&chain, spec(rule.clone())).fork_from(open()),
         ] {
-            let error = Settings::default().task(task).error.expect("a refusal");
+            let mut run = Settings::default().orchestrator();
+            run.submit(task).expect("a task");
+            let error = with_causes(&run.run().expect_err("a refusal"));
             assert!(error.contains("optimizer") && error.contains("adamw8bit"), "{error}");
         }
         // Weights alone go on with any optimizer.

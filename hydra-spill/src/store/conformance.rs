@@ -3,7 +3,8 @@
 use super::*;
 use crate::Budget;
 use crate::{Floats, NarrowFloats};
-use hydra_core::{ByteSize, FloatType, TaskId};
+use hydra_core::optimizer::{MomentEncoding, MomentLayout};
+use hydra_core::{BufferParam, ByteSize, Encoding, FloatType, Init, ParamBufferLayout, TaskId};
 
 pub(crate) const ID: ParamBufferId = ParamBufferId::new(TaskId(3), 5);
 
@@ -296,4 +297,69 @@ fn what_moves_is_what_the_masters_were_rounded_to(store: &dyn TierStore) {
     let mut written = Masters::new(vec![1.25; 301], Vec::new());
     written.narrow = Some(narrow(&written.params));
     assert_eq!((store.remove(ID).unwrap(), budget.used()), (written, 0));
+}
+
+/// A buffer of a small parameter and a quantized one, which ends with a shorter block.
+fn mixed() -> ParamBufferLayout {
+    let param = |offset, len| BufferParam {
+        name: format!("at {offset}"),
+        shape: vec![len],
+        offset,
+        len,
+        init: Init::Zeros,
+        given: None,
+    };
+    ParamBufferLayout {
+        name: "mixed".to_owned(),
+        params: vec![param(0, 130), param(256, 4196)],
+        elements: 4480,
+        layers: vec![0],
+        trained: true,
+        float: FloatType::F32,
+        encoding: Encoding::Masters,
+    }
+}
+
+/// Runs the suite of quantized moments; `make` returns an empty store whose pieces consist of whole blocks.
+pub(crate) fn run_quantized(make: &dyn Fn() -> std::sync::Arc<dyn TierStore>) {
+    let (store, budget, buffer) = (make(), budget(), mixed());
+    let layouts =
+        [MomentEncoding::Signed8, MomentEncoding::Unsigned8].map(|of| MomentLayout::new(of, &buffer));
+    let first = Masters::new(vec![1.5; 4480], Vec::new()).with_moments(layouts.to_vec());
+    let bytes = 4 * 4480 + 2 * (4 * 256 + 16 * 260 + 4 + 128);
+    assert_eq!(first.len_bytes(), bytes);
+    let short = store.insert(ID, first.clone(), budget.reserve(bytes - 1, "someone").unwrap());
+    assert!(matches!(short, Err(SpillError::ReservationTooSmall { .. })));
+    store.insert(ID, first.clone(), budget.reserve(bytes, "someone").unwrap()).unwrap();
+    let mut expected = first.with_zeros();
+    assert_eq!(&*store.write(ID).unwrap(), &expected);
+
+    for (moment, of) in expected.moments.iter_mut().enumerate() {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut of.words);
+        bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 7 + moment) as u8 % 64);
+    }
+    let mut rewrite = |start: usize, piece: &mut Masters| {
+        let elements = start..start + piece.params.len();
+        for (piece, whole) in piece.moments.iter_mut().zip(&expected.moments) {
+            piece.words.copy_from_slice(&whole.words[whole.layout.words_of(elements.clone())]);
+        }
+        Ok(())
+    };
+    store.write_pieces(ID, &mut rewrite).unwrap();
+    let compare = |expected: &Masters| {
+        for (moment, of) in expected.moments.iter().enumerate() {
+            let all: &[u8] = bytemuck::cast_slice(&of.words);
+            for elements in [0..4480, 0..130, 256..512, 256..4452, 4352..4480] {
+                let view = store.read_part(ID, MastersPart::Moment(moment), elements.clone()).unwrap();
+                assert_eq!(&view.bytes[..], &all[layouts[moment].bytes_of(elements)]);
+            }
+        }
+    };
+    compare(&expected);
+    let piece = layouts[1].words_of(512..1024);
+    expected.moments[1].words[piece.clone()].fill(2.5);
+    store.write_part(ID, MastersPart::Moment(1), 512..1024, &vec![2.5; piece.len()]).unwrap();
+    compare(&expected);
+    assert_eq!(store.remove(ID).unwrap(), expected);
+    assert_eq!(budget.used(), 0);
 }

@@ -337,6 +337,7 @@ mod tests {
     #[test]
     fn the_store_of_a_device_conforms() {
         conformance::run(&|| store(copies()).0);
+        conformance::run_quantized(&|| store(copies()).0);
         conformance::run(&|| Arc::new(DeviceResidentStore::new(Arc::new(DramStore::new()))));
     }
 

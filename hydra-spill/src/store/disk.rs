@@ -475,6 +475,9 @@ mod tests {
         for piece in [1, 64, 299, 300] {
             conformance::run(&|| Arc::new(in_pieces(&working(), piece)));
         }
+        for piece in [256, 512, PIECE] {
+            conformance::run_quantized(&|| Arc::new(in_pieces(&working(), piece)));
+        }
         conformance::run(&|| Arc::new(DiskStore::new(Arc::new(DramStore::new()))));
     }
 

@@ -123,6 +123,7 @@ mod tests {
     #[test]
     fn the_dram_store_conforms() {
         conformance::run(&|| Arc::new(DramStore::new()));
+        conformance::run_quantized(&|| Arc::new(DramStore::new()));
     }
 
     #[test]
