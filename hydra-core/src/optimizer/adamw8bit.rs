@@ -93,7 +93,7 @@ mod tests {
         let of = |i: u32| {
             let x = mix((step as u32).wrapping_mul(0x9E37_79B1) ^ i.wrapping_mul(0x85EB_CA77));
             let uniform = (x >> 8) as f32 / (1 << 24) as f32 - 0.5;
-            let is_zero = i % 11 == 0 || (512..768).contains(&i);
+            let is_zero = i.is_multiple_of(11) || (512..768).contains(&i);
             let scale = (WITHIN[i as usize % 4], BLOCKS[i as usize / BLOCK % 6]);
             match is_zero {
                 true => 0.0,

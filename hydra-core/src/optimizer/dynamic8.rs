@@ -19,8 +19,14 @@ const SCALE_BYTES: usize = size_of::<f32>();
 /// The number of values of 8 bits.
 const VALUES: usize = 256;
 
-/// The widths that a search for one of [`VALUES`] values halves.
-const HALVES: [u32; 8] = [128, 64, 32, 16, 8, 4, 2, 1];
+/// The bits of `f32` that do not tell one interval of [`DynamicMap::below`] from another.
+const IGNORED_BITS: u32 = 16;
+
+/// The bits of the end of the first interval but for [`IGNORED_BITS`]: 2^-23, which is below every midpoint.
+const FIRST: u32 = (127 - 23) << (23 - IGNORED_BITS);
+
+/// The intervals up to 1: 128 for each power of two.
+const INTERVALS: usize = 23 * 128 + 1;
 
 /// The powers of ten of a map: the k-th one has `2^k` values of each sign, and twice as many without signs.
 const DECADES: [f32; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
@@ -29,9 +35,11 @@ const DECADES: [f32; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
 #[derive(Debug)]
 pub struct DynamicMap {
     values: [f32; VALUES],
-    /// The midpoints between neighbours in `values`, and infinity: an element has the index of the number of midpoints
-    /// below it.
+    /// The midpoints between neighbours among the values that are not negative, and infinity: the index of an element differs
+    /// from that of zero by the number of midpoints below its magnitude.
     midpoints: [f32; VALUES],
+    /// The number of midpoints below each interval of magnitudes. An interval has one midpoint at most.
+    below: [u8; INTERVALS],
     /// The index of zero.
     zero: u8,
 }
@@ -63,11 +71,11 @@ impl DynamicMap {
         values[VALUES - 1] = 1.0;
         let mut midpoints = [f32::INFINITY; VALUES];
         let mut i = 0;
-        while i + 1 < VALUES {
-            midpoints[i] = (values[i] + values[i + 1]) / 2.0;
+        while zero + i + 1 < VALUES {
+            midpoints[i] = (values[zero + i] + values[zero + i + 1]) / 2.0;
             i += 1;
         }
-        Self { values, midpoints, zero: zero as u8 }
+        Self { values, midpoints, below: below(&midpoints), zero: zero as u8 }
     }
 
     /// The values, in ascending order.
@@ -79,23 +87,31 @@ impl DynamicMap {
     #[inline(always)]
     fn quantize_block(&self, values: &[f32], block: &mut [u8]) {
         let (scale, indices) = block.split_at_mut(SCALE_BYTES);
-        let largest = values.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        let largest = largest(values);
         scale.copy_from_slice(&largest.to_ne_bytes());
         if largest == 0.0 {
             return indices.fill(0);
         }
-        let (mut scaled, mut at) = ([0.0; BLOCK], [0_u32; BLOCK]);
-        scaled.iter_mut().zip(values).for_each(|(scaled, x)| *scaled = x / largest);
-        for half in HALVES {
-            for (at, x) in at.iter_mut().zip(&scaled) {
-                let is_above = self.midpoints[(*at + half - 1) as usize % VALUES] < *x;
-                *at += if is_above { half } else { 0 };
-            }
+        let mut scaled = [0.0; BLOCK];
+        for (scaled, x) in scaled.iter_mut().zip(values) {
+            *scaled = x / largest;
         }
-        let zero = u32::from(self.zero);
-        for ((index, at), x) in indices.iter_mut().zip(at).zip(values) {
+        for (index, x) in indices.iter_mut().zip(scaled) {
+            *index = self.index(x);
+        }
+    }
+
+    /// The index of the nearest value, for magnitudes up to 1.
+    #[inline(always)]
+    fn index(&self, x: f32) -> u8 {
+        let magnitude = x.abs();
+        let interval = (magnitude.to_bits() >> IGNORED_BITS).saturating_sub(FIRST) as usize;
+        let below = self.below[interval.min(INTERVALS - 1)];
+        let steps = below + u8::from(self.midpoints[usize::from(below)] < magnitude);
+        match x < 0.0 {
             // A value below zero stays below zero.
-            *index = (at - u32::from(*x < 0.0 && at == zero && zero > 0)) as u8;
+            true => self.zero - steps.max(1).min(self.zero),
+            false => self.zero + steps,
         }
     }
 
@@ -104,8 +120,37 @@ impl DynamicMap {
     fn dequantize_block(&self, block: &[u8], out: &mut [f32]) {
         let (scale, indices) = block.split_at(SCALE_BYTES);
         let scale = f32::from_ne_bytes([scale[0], scale[1], scale[2], scale[3]]);
-        out.iter_mut().zip(indices).for_each(|(out, index)| *out = self.values[usize::from(*index)] * scale);
+        for (out, index) in out.iter_mut().zip(indices) {
+            *out = self.values[usize::from(*index)] * scale;
+        }
     }
+}
+
+/// The largest magnitude. Any order of comparisons gives it, so vectors compare lanes of values.
+#[inline(always)]
+fn largest(values: &[f32]) -> f32 {
+    let mut lanes = [0.0_f32; 16];
+    for values in values.chunks(lanes.len()) {
+        for (lane, x) in lanes.iter_mut().zip(values) {
+            *lane = lane.max(x.abs());
+        }
+    }
+    lanes.into_iter().fold(0.0, f32::max)
+}
+
+/// The number of midpoints below each interval.
+const fn below(midpoints: &[f32; VALUES]) -> [u8; INTERVALS] {
+    let mut below = [0; INTERVALS];
+    let (mut interval, mut count) = (1, 0);
+    while interval < INTERVALS {
+        let start = f32::from_bits((FIRST + interval as u32) << IGNORED_BITS);
+        while midpoints[count] < start {
+            count += 1;
+        }
+        below[interval] = count as u8;
+        interval += 1;
+    }
+    below
 }
 
 /// The boundary `index` of `intervals` equal ones from 0.1 to 1: `torch.linspace`, which fuses the product and the sum.
@@ -145,4 +190,33 @@ pub(super) fn read_block(map: &DynamicMap, bytes: &mut [u8], index: usize, out: 
 #[inline(always)]
 pub(super) fn write_block(map: &DynamicMap, bytes: &mut [u8], index: usize, values: &[f32]) {
     map.quantize_block(values, block(bytes, index));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Key;
+
+    #[test]
+    fn the_index_is_that_of_the_nearest_value() {
+        let counted = |map: &DynamicMap, x: f32| {
+            let zero = usize::from(map.zero);
+            let is_below = |i: usize| (map.values[i] + map.values[i + 1]) / 2.0 < x.abs();
+            let steps = (zero..VALUES - 1).filter(|i| is_below(*i)).count();
+            if x < 0.0 { zero - steps.clamp(1, zero) } else { zero + steps }
+        };
+        for (map, sign) in [(&SIGNED, 1.0), (&SIGNED, -1.0), (&UNSIGNED, 1.0)] {
+            let all = map.midpoints.iter().chain(&map.values).filter(|x| x.is_finite()).map(|x| x.abs());
+            let near =
+                all.flat_map(|x| [-1, 0, 1].map(|by| f32::from_bits(x.to_bits().saturating_add_signed(by))));
+            let drawn = (0..20_000).map(|i| 10_f32.powf(-8.0 * Key::new(3).uniform(i) as f32));
+            for x in near.chain(drawn).chain([0.0, 1e-30]).filter(|x| *x <= 1.0) {
+                assert_eq!(usize::from(map.index(sign * x)), counted(map, sign * x), "{}", sign * x);
+            }
+            // Every value is its own nearest one.
+            for (index, value) in map.values.iter().enumerate() {
+                assert_eq!(usize::from(map.index(*value)), index, "{value}");
+            }
+        }
+    }
 }
