@@ -19,7 +19,7 @@ const SCALE_BYTES: usize = size_of::<f32>();
 /// The number of values of 8 bits.
 const VALUES: usize = 256;
 
-/// The bits of `f32` that do not tell one interval of [`DynamicMap::below`] from another.
+/// The lowest bits of `f32`, which differ within an interval of [`DynamicMap::below`].
 const IGNORED_BITS: u32 = 16;
 
 /// The bits of the end of the first interval but for [`IGNORED_BITS`]: 2^-23, which is below every midpoint.
@@ -126,16 +126,16 @@ impl DynamicMap {
     }
 }
 
-/// The largest magnitude. Any order of comparisons gives it, so vectors compare lanes of values.
+/// The largest magnitude. Any order of comparisons gives it, so vector instructions can compare 16 at a time.
 #[inline(always)]
 fn largest(values: &[f32]) -> f32 {
-    let mut lanes = [0.0_f32; 16];
-    for values in values.chunks(lanes.len()) {
-        for (lane, x) in lanes.iter_mut().zip(values) {
-            *lane = lane.max(x.abs());
+    let mut largest = [0.0_f32; 16];
+    for values in values.chunks(largest.len()) {
+        for (so_far, x) in largest.iter_mut().zip(values) {
+            *so_far = so_far.max(x.abs());
         }
     }
-    lanes.into_iter().fold(0.0, f32::max)
+    largest.into_iter().fold(0.0, f32::max)
 }
 
 /// The number of midpoints below each interval.

@@ -1,5 +1,5 @@
 //! AdamW with moments in 8 bits: the bits of the plain loop, which steps block by block, in every tier and after
-//! interruptions. A buffer of these chains has quantized parameters beside small ones with `f32` moments.
+//! interruptions. A buffer of these chains has quantized parameters and small ones with `f32` moments.
 
 use crate::common::{Settings, StopAfter, adamw, config, spirals, tokens};
 use hydra_core::optimizer::{AdamW, AdamW8bit};
