@@ -108,7 +108,7 @@ def training(folder: Path, draw: random.Random) -> list[str]:
         flags += [f"--data={folder / 'text.txt'}", f"--context={draw.choice([positions // 2, positions])}"]
     rates = draw.sample(["2e-3", "1e-3", "5e-4", "3e-4"], draw.randint(1, 4))
     flags.append(f"--lr={','.join(rates)}")
-    flags += draw.choice([[], ["--optimizer=sgd"], ["--optimizer=lion"]])
+    flags += draw.choice([[], ["--optimizer=sgd"], ["--optimizer=lion"], ["--optimizer=adamw8bit"]])
     flags += draw.choice([[], ["--schedule=cosine", "--warmup=1"]])
     flags += draw.choice([[], ["--clip=0.3"], ["--clip=1.0"]])
     flags += draw.choice([[], ["--eval-every=2"], ["--no-initial-validation"]])

@@ -8,7 +8,8 @@ use crate::error::{EngineError, guarded};
 use crate::optimizer::{TaskStep, clip_factor, global_norm, sum_of_squares};
 use crate::weights::{WeightHash, initial_buffer};
 use burn::tensor::Device;
-use hydra_core::optimizer::Elements;
+use hydra_core::optimizer::dynamic8::BLOCK;
+use hydra_core::optimizer::{Elements, MomentLayout, MomentMut};
 use hydra_core::{
     Activation, AnyTensor, Batch, Chain, Dataset, DeviceBytes, Encoding, FloatType, HostTensor, Layer,
     Length, ParamBufferLayout, Pass, Sampler, TrainSpec, gather, loss_value, nf4,
@@ -114,7 +115,8 @@ struct Model<'a> {
     /// The autodiff device.
     device: Device,
     buffers: Vec<Vec<f32>>,
-    moments: Vec<Vec<Vec<f32>>>,
+    /// The words of each moment of each buffer.
+    moments: Vec<Vec<(Vec<f32>, MomentLayout)>>,
 }
 
 impl<'a> Model<'a> {
@@ -122,7 +124,11 @@ impl<'a> Model<'a> {
         let buffers =
             (0..chain.buffers().len()).map(|i| quantized(chain, i, initial_buffer(chain, i, spec.seed)?));
         let buffers = buffers.collect::<Result<Vec<_>, EngineError>>()?;
-        let moments = buffers.iter().map(|i| vec![vec![0.0; i.len()]; spec.optimizer.moments()]).collect();
+        let zeros = |layout: &ParamBufferLayout| {
+            let moments = spec.optimizer.moment_layouts(layout).into_iter();
+            moments.map(|of| (vec![0.0; of.words_of(0..layout.elements).len()], of)).collect()
+        };
+        let moments = chain.buffers().iter().map(zeros).collect();
         Ok(Self { chain, spec, device, buffers, moments })
     }
 
@@ -195,10 +201,14 @@ impl<'a> Model<'a> {
         let step = TaskStep::new(self.spec, step, steps, factor);
         for (i, layout) in self.chain.buffers().iter().enumerate().filter(|(_, l)| l.trained) {
             for param in &layout.params {
-                // One element at a time.
-                for at in param.range().map(|at| at..at + 1) {
-                    let mut moments: Vec<&mut [f32]> =
-                        self.moments[i].iter_mut().map(|m| &mut m[at.clone()]).collect();
+                let is_quantized = self.moments[i].iter().any(|(_, layout)| layout.is_quantized(param));
+                // One element at a time, or one block.
+                let unit = if is_quantized { BLOCK } else { 1 };
+                for start in param.range().step_by(unit) {
+                    let at = start..param.range().end.min(start + unit);
+                    let moments = self.moments[i].iter_mut();
+                    let mut moments: Vec<MomentMut<'_>> =
+                        moments.map(|(words, layout)| layout.slice(words, 0, at.clone())).collect();
                     let (params, grads) = (&mut self.buffers[i][at.clone()], &grads[i][at]);
                     let element = Elements::new(params, grads, &mut moments, factor);
                     self.spec.optimizer.update(&step.of(param), element);

@@ -72,7 +72,7 @@ pub use manager::{ResidentCopy, SpillManager};
 pub use memory::{Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, PinnedMemory, Reservation};
 pub use monitor::{Monitor, StdMonitor};
 pub use store::{
-    DeviceMasters, DeviceNarrow, DeviceResidentStore, DeviceWriter, DiskStore, DramStore, Hashes,
-    InPlaceParam, InPlaceParams, Masters, MastersPart, PIECE, ParamBufferId, ParamBufferKind,
+    DeviceMasters, DeviceMoment, DeviceNarrow, DeviceResidentStore, DeviceWriter, DiskStore, DramStore,
+    Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, Moment, PIECE, ParamBufferId, ParamBufferKind,
     ParamBufferView, ParamBufferWriter, Rewrite, SharedStore, SourceFile, SpillError, TierStore,
 };

@@ -405,8 +405,11 @@ fn optimizer(value: Option<&str>) -> Suggestion {
     let names: Vec<&str> = OptimizerSpec::names().collect();
     let found = value.and_then(|value| names.iter().find(|name| value.split('_').any(|part| part == **name)));
     match (found, value) {
-        (Some(name), Some(value)) if value.contains("bit") => {
-            Suggestion::of(&[("optimizer", Some(name))], "its moments are f32")
+        (Some(name), Some(value)) if value.contains("8bit") => {
+            match names.iter().find(|of| **of == format!("{name}8bit")) {
+                Some(name) => Suggestion::of(&[("optimizer", Some(name))], ""),
+                None => Suggestion::of(&[("optimizer", Some(name))], "its moments are f32"),
+            }
         }
         (Some(name), _) => Suggestion::of(&[("optimizer", Some(name))], ""),
         (None, _) => Suggestion::nothing(format!("write --optimizer with {}", any_of(&names))),
@@ -495,7 +498,10 @@ mod tests {
             ("bf16=False", ""),
             ("torch_dtype=bfloat16", "dtype=bf16"),
             ("optim=adamw_torch_fused", "optimizer=adamw"),
-            ("optim=paged_adamw_8bit", "optimizer=adamw"),
+            ("optim=paged_adamw_8bit", "optimizer=adamw8bit"),
+            ("optim=adamw_bnb_8bit", "optimizer=adamw8bit"),
+            ("optim=paged_adamw_32bit", "optimizer=adamw"),
+            ("optim=lion_8bit", "optimizer=lion"),
             ("optim=adafactor", ""),
             ("max_steps=-1", ""),
             ("max_steps=100", "steps=100"),

@@ -7,6 +7,7 @@ use crate::session::model::{Model, Trained};
 use crate::settings::Configuration;
 use crate::terminal::Usage;
 use anyhow::Result;
+use hydra_core::optimizer::MomentEncoding;
 use hydra_core::{Dataset, TrainSpec};
 use hydra_engine::{Admission, AdmittedTask, Checkpoint, TrainTask};
 use hydra_models::data::Cut;
@@ -24,7 +25,7 @@ const OVERTAKEN: usize = 2;
 type ChainKey = (Option<usize>, String);
 
 /// The key of a task's memory and time. Tasks with the same key share a plan.
-type Shape = (usize, usize, ChainKey, usize, bool);
+type Shape = (usize, usize, ChainKey, Vec<MomentEncoding>, bool);
 
 /// A model with its data and its chains. Each chain is measured once.
 struct ModelTasks {
@@ -330,5 +331,5 @@ fn chain_key(one: &Configuration) -> ChainKey {
 }
 
 fn shape(one: &Configuration, train: &TrainSpec) -> Shape {
-    (one.model, one.batch, chain_key(one), train.optimizer.moments(), train.clip.is_some())
+    (one.model, one.batch, chain_key(one), train.optimizer.encodings(), train.clip.is_some())
 }

@@ -38,10 +38,11 @@ pub(crate) struct TrainingSettings {
     /// Number of optimizer steps (minibatches), with as many epochs as they take; with --epochs, an upper limit
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) steps: Option<usize>,
-    /// Optimizer: adamw (betas 0.9, 0.999; epsilon 1e-8), sgd (momentum 0.9) or lion (betas 0.9, 0.99)
+    /// Optimizer: adamw (betas 0.9, 0.999; epsilon 1e-8), adamw8bit (the same with moments in 8 bits), sgd (momentum 0.9) or lion
+    /// (betas 0.9, 0.99)
     #[arg(long, default_value = "adamw", value_parser = PossibleValuesParser::new(OptimizerSpec::names()))]
     pub(crate) optimizer: String,
-    /// Weight decay: decoupled for adamw and lion, added to the gradient for sgd
+    /// Weight decay: decoupled for adamw, adamw8bit and lion, added to the gradient for sgd
     #[arg(long, value_name = "X", default_value = "0.01", value_parser = values::decay, allow_hyphen_values = true)]
     pub(crate) weight_decay: f64,
     /// Exclude norms and biases from weight decay

@@ -348,7 +348,7 @@ fn nothing_multiplies_that_nobody_has_listed() {
 #[test]
 fn lists_of_any_setting_need_no_steps() {
     for (lists, count) in [
-        ("--optimizer adamw,sgd,lion --weight-decay 0,0.1", 6),
+        ("--optimizer adamw,adamw8bit,sgd,lion --weight-decay 0,0.1", 8),
         ("--epochs 1,2", 2),
         ("--seed 0,1 --schedule linear,cosine --warmup 0.1", 4),
         ("--dropout 0,0.1 --accumulate 1,2", 4),

@@ -8,6 +8,13 @@ use std::ops::Range;
 /// buffer. The widest vector loads and the sub-buffers of a GPU need this alignment.
 pub const BUFFER_ALIGN: usize = 512;
 
+/// Parameters of at least this many elements start at multiples of [`LARGE_PARAM_ALIGN`] elements.
+pub const LARGE_PARAM: usize = 4096;
+
+/// The alignment of large parameters: blocks of an optimizer's quantized moments are counted from the start of a parameter, and
+/// a part of a buffer that begins at a multiple of it begins with a block.
+pub const LARGE_PARAM_ALIGN: usize = 256;
+
 const ALIGN_ELEMENTS: usize = BUFFER_ALIGN / size_of::<f32>();
 /// Every parameter begins with a block.
 const _: () = assert!(ALIGN_ELEMENTS.is_multiple_of(nf4::BLOCK));
@@ -99,16 +106,20 @@ impl ParamBufferLayout {
         Self { name, params: Vec::new(), elements: 0, layers: vec![layer], trained, float, encoding }
     }
 
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         name: String,
         shape: Vec<usize>,
         init: Init,
         given: Option<HostTensor>,
     ) -> usize {
-        let len = shape.iter().product();
-        self.params.push(BufferParam { name, shape, offset: self.elements, len, init, given });
-        self.elements += usize::next_multiple_of(len, ALIGN_ELEMENTS);
+        let len: usize = shape.iter().product();
+        let offset = match len >= LARGE_PARAM {
+            true => self.elements.next_multiple_of(LARGE_PARAM_ALIGN),
+            false => self.elements,
+        };
+        self.params.push(BufferParam { name, shape, offset, len, init, given });
+        self.elements = offset + len.next_multiple_of(ALIGN_ELEMENTS);
         self.params.len() - 1
     }
 
@@ -161,8 +172,8 @@ impl ParamBufferLayout {
         }
     }
 
-    /// The bytes that a store holds of the parameters, by their [`encoding`](Self::encoding). Each optimizer moment adds
-    /// [`moment_bytes`](Self::moment_bytes).
+    /// The bytes that a store holds of the parameters, by their [`encoding`](Self::encoding). The moments of an optimizer
+    /// come in addition.
     pub fn master_bytes(&self) -> u64 {
         match (self.encoding, self.float) {
             (Encoding::Masters, FloatType::F32) => self.moment_bytes(),
@@ -171,7 +182,7 @@ impl ParamBufferLayout {
         }
     }
 
-    /// The bytes of one optimizer moment.
+    /// The bytes of the elements as `f32`, as gradients and most optimizer moments are.
     pub fn moment_bytes(&self) -> u64 {
         (self.elements * size_of::<f32>()) as u64
     }

@@ -47,7 +47,7 @@ impl AdamW {
         Self { lr, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
     }
 
-    fn read(settings: &Settings) -> Result<Self, CoreError> {
+    pub(super) fn read(settings: &Settings) -> Result<Self, CoreError> {
         Ok(Self {
             lr: settings.number("lr")?,
             beta1: settings.number("beta1")?,

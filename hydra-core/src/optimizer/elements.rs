@@ -1,17 +1,21 @@
 //! The elements that an optimizer updates, and the loop over them.
 
-/// Some elements of one parameter with their gradients and moments, all of equal length.
+use super::MomentMut;
+use super::dynamic8::BLOCK;
+
+/// Some elements of one parameter with their gradients and moments, all of equal length. If a moment is quantized, they begin
+/// with a block, and end with one or with the parameter.
 #[derive(Debug)]
 pub struct Elements<'a, 'b> {
     params: &'a mut [f32],
     grads: &'a [f32],
-    moments: &'a mut [&'b mut [f32]],
+    moments: &'a mut [MomentMut<'b>],
     clip: Option<f32>,
     arch: pulp::Arch,
 }
 
 impl<'a, 'b> Elements<'a, 'b> {
-    /// Combines elements with their gradients and one slice per moment; `clip` is the factor that scales
+    /// Combines elements with their gradients and one slice for each moment; `clip` is the factor that scales
     /// every gradient first.
     ///
     /// # Panics
@@ -19,7 +23,7 @@ impl<'a, 'b> Elements<'a, 'b> {
     pub fn new(
         params: &'a mut [f32],
         grads: &'a [f32],
-        moments: &'a mut [&'b mut [f32]],
+        moments: &'a mut [MomentMut<'b>],
         clip: Option<f32>,
     ) -> Self {
         let len = params.len();
@@ -37,13 +41,58 @@ impl<'a, 'b> Elements<'a, 'b> {
     pub fn update<const N: usize>(self, formula: impl Fn(f32, f32, [f32; N]) -> (f32, [f32; N])) {
         let Self { params, grads, moments, clip, arch } = self;
         let found = moments.len();
-        let Ok(moments) = <&mut [&mut [f32]; N]>::try_from(moments) else {
+        let Ok(moments) = <&mut [MomentMut<'_>; N]>::try_from(moments) else {
             panic!("an optimizer that declares {found} moments updates {N}");
         };
-        let moments = moments.each_mut().map(|moment| &mut **moment);
+        if moments.iter().any(|moment| matches!(moment, MomentMut::Blocks(..))) {
+            return match clip {
+                None => arch.dispatch(UpdateBlocks { params, grads, moments, scaled: |g| g, formula }),
+                Some(clip) => {
+                    arch.dispatch(UpdateBlocks { params, grads, moments, scaled: |g| g * clip, formula });
+                }
+            };
+        }
+        let moments = moments.each_mut().map(|moment| match moment {
+            MomentMut::Floats(values) => &mut **values,
+            MomentMut::Blocks(..) => unreachable!("no moment is quantized"),
+        });
         match clip {
             None => arch.dispatch(Update { params, grads, moments, scaled: |g| g, formula }),
             Some(clip) => arch.dispatch(Update { params, grads, moments, scaled: |g| g * clip, formula }),
+        }
+    }
+}
+
+/// An update of elements some of whose moments are quantized: block by block, with the values of the moments.
+struct UpdateBlocks<'a, 'b, S, F, const N: usize> {
+    params: &'a mut [f32],
+    grads: &'a [f32],
+    moments: &'a mut [MomentMut<'b>; N],
+    scaled: S,
+    formula: F,
+}
+
+impl<S, F, const N: usize> pulp::NullaryFnOnce for UpdateBlocks<'_, '_, S, F, N>
+where
+    S: Fn(f32) -> f32,
+    F: Fn(f32, f32, [f32; N]) -> (f32, [f32; N]),
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { params, grads, moments, scaled, formula } = self;
+        let mut values = [[0.0; BLOCK]; N];
+        for (block, (params, grads)) in params.chunks_mut(BLOCK).zip(grads.chunks(BLOCK)).enumerate() {
+            let len = params.len();
+            for (moment, values) in moments.iter_mut().zip(&mut values) {
+                moment.read(block, &mut values[..len]);
+            }
+            let slices = values.each_mut().map(|values| &mut values[..len]);
+            Update { params, grads, moments: slices, scaled: &scaled, formula: &formula }.call();
+            for (moment, values) in moments.iter_mut().zip(&values) {
+                moment.write(block, &values[..len]);
+            }
         }
     }
 }
@@ -109,8 +158,8 @@ mod tests {
                     .collect();
                 for start in (0..n).step_by(width) {
                     let range = start..(start + width).min(n);
-                    let mut moments: Vec<&mut [f32]> =
-                        moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
+                    let mut moments: Vec<MomentMut<'_>> =
+                        moments.iter_mut().map(|m| MomentMut::Floats(&mut m[range.clone()])).collect();
                     let (params, grads) = (&mut params[range.clone()], &grads[range]);
                     rule.update(&step, Elements { arch, ..Elements::new(params, grads, &mut moments, clip) });
                 }
@@ -128,7 +177,7 @@ mod tests {
     #[test]
     fn every_element_follows_the_formula_and_clipping_comes_first() {
         let (mut params, mut moment) = (vec![1.0, 2.0, 3.0], vec![0.0, 1.0, 2.0]);
-        let mut moments = [&mut moment[..]];
+        let mut moments = [MomentMut::Floats(&mut moment)];
         let elements = Elements::new(&mut params, &[10.0, 20.0, 30.0], &mut moments, Some(0.5));
         elements.update(|p, g, [m]| (p + g, [m - g]));
         assert_eq!((params, moment), (vec![6.0, 12.0, 18.0], vec![-5.0, -9.0, -13.0]));

@@ -82,12 +82,13 @@ impl Optimizer for Lion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizer::MomentMut;
     use crate::{Key, OptimizerSpec, TrainSpec};
 
     fn steps(rule: &Lion, params: &mut [f32], moment: &mut [f32], grads: &[Vec<f32>], decays: bool) {
         for (index, grads) in grads.iter().enumerate() {
             let step = Step { index, rate: rule.lr, decays };
-            rule.update(&step, Elements::new(params, grads, &mut [&mut *moment], None));
+            rule.update(&step, Elements::new(params, grads, &mut [MomentMut::Floats(moment)], None));
         }
     }
 

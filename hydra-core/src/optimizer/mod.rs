@@ -1,7 +1,7 @@
 //! The optimizer interface, and the built-in optimizers, each in its own file.
 //!
 //! An [`Optimizer`] defines its name and settings in files, the number of moments per parameter, and the
-//! update of one element. Everything else is common to all optimizers and implemented elsewhere: the location
+//! update of one element. It can name an [encoding](MomentEncoding) of its moments. Everything else is common to all optimizers and implemented elsewhere: the location
 //! of master weights and moments, gradient accumulation, clipping, threading, rounding to 16 bits,
 //! checkpoints.
 //!
@@ -47,23 +47,29 @@
 //! ```
 
 mod adamw;
+mod adamw8bit;
+pub mod dynamic8;
 mod elements;
 mod lion;
+mod moments;
 mod sgd;
 mod spec;
 
 pub use adamw::{AdamW, AdamWConstants};
+pub use adamw8bit::AdamW8bit;
 pub use elements::Elements;
 pub use lion::Lion;
+pub use moments::{MomentEncoding, MomentLayout, MomentMut};
 pub use sgd::{Sgd, SgdConstants};
 pub use spec::OptimizerSpec;
 
-use crate::{CoreError, Settings};
+use crate::{CoreError, ParamBufferLayout, Settings};
 use std::any::Any;
 use std::fmt;
 
 /// The optimizers that files and command lines can select by name.
-const REGISTERED: &[Registered] = &[adamw::REGISTERED, sgd::REGISTERED, lion::REGISTERED];
+const REGISTERED: &[Registered] =
+    &[adamw::REGISTERED, adamw8bit::REGISTERED, sgd::REGISTERED, lion::REGISTERED];
 
 /// A built-in optimizer.
 struct Registered {
@@ -88,9 +94,14 @@ pub trait Optimizer: Any + fmt::Debug + Send + Sync {
     /// The base learning rate, which the schedule scales.
     fn lr(&self) -> f64;
 
-    /// The number of moments per parameter: `f32`, zero before the first step, stored in checkpoints as
+    /// The number of moments per parameter: zero before the first step, stored in checkpoints as
     /// `moment1/NAME`, `moment2/NAME` and so on.
     fn moments(&self) -> usize;
+
+    /// How the moment of this index is stored between steps. Steps compute with its `f32` values.
+    fn encoding(&self, _moment: usize) -> MomentEncoding {
+        MomentEncoding::F32
+    }
 
     /// Checks every setting against its range, except the learning rate, which is already checked.
     ///
@@ -108,6 +119,17 @@ impl dyn Optimizer {
     /// Returns the optimizer as the type `R`, if it is one.
     pub fn downcast_ref<R: Optimizer>(&self) -> Option<&R> {
         (self as &dyn Any).downcast_ref()
+    }
+
+    /// The encodings of all moments: two optimizers with equal ones have the same states in memory.
+    pub fn encodings(&self) -> Vec<MomentEncoding> {
+        (0..self.moments()).map(|moment| self.encoding(moment)).collect()
+    }
+
+    /// Where a store has the elements of each moment of a buffer; a frozen buffer has no moments.
+    pub fn moment_layouts(&self, buffer: &ParamBufferLayout) -> Vec<MomentLayout> {
+        let encodings = if buffer.trained { self.encodings() } else { Vec::new() };
+        encodings.into_iter().map(|encoding| MomentLayout::new(encoding, buffer)).collect()
     }
 }
 

@@ -10,7 +10,7 @@ use std::fmt;
 /// The float type that layers see on a device, for parameters, activations, and the gradients of both.
 /// The loss is always `f32`.
 ///
-/// Master weights and optimizer moments are always `f32`. With a narrower type, parameters are rounded
+/// Master weights are always `f32`, and optimizers compute in it. With a narrower type, parameters are rounded
 /// to it after each step (to nearest, ties to even), and gradients are widened before they are accumulated.
 /// This is mixed-precision training with `f32` master weights (Micikevicius et al., 2018), without loss
 /// scaling.

@@ -5,11 +5,17 @@ use hydra_core::{Chain, Encoding, FloatType, ParamBufferLayout, TrainSpec};
 use hydra_partition::{PartitionPlan, ShardPlan};
 use hydra_sched::ParamBufferCost;
 use hydra_spill::{PIECE, ParamBufferId};
+use std::ops::Range;
 
 /// The bytes of a buffer's masters: parameters, their narrow (rounded) copy if any, and optimizer moments.
 pub(super) fn master_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
-    let moments = if buffer.trained { spec.optimizer.moments() as u64 } else { 0 };
-    buffer.master_bytes() + moments * buffer.moment_bytes()
+    buffer.master_bytes() + moment_bytes(buffer, spec, 0..buffer.elements)
+}
+
+/// The bytes of the moments of some elements of a buffer.
+fn moment_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec, elements: Range<usize>) -> u64 {
+    let layouts = spec.optimizer.moment_layouts(buffer);
+    layouts.iter().map(|layout| layout.bytes_of(elements.clone()).len() as u64).sum()
 }
 
 /// Returns whether the initial values of the buffer at `buffer` are in host memory as `f32` as a whole before they are
@@ -52,7 +58,10 @@ pub(crate) fn stored_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 
 /// The bytes of a buffer on the disk that the optimizer has in host memory at the same time.
 pub(crate) fn stepped_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64 {
     let (elements, piece) = (buffer.elements as u64, buffer.elements.min(PIECE) as u64);
-    (stored_bytes(buffer, spec) * piece).checked_div(elements).unwrap_or(0)
+    let others = buffer.master_bytes() + best_bytes(buffer, spec).unwrap_or(0);
+    let pieces = (0..buffer.elements).step_by(PIECE).map(|start| start..buffer.elements.min(start + PIECE));
+    let moments = pieces.map(|piece| moment_bytes(buffer, spec, piece)).max().unwrap_or(0);
+    (others * piece).checked_div(elements).unwrap_or(0) + moments
 }
 
 /// The bytes of pending gradients for which a device-resident task reserves device memory over its whole life. One

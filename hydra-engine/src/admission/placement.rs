@@ -71,7 +71,7 @@ impl Placement {
 struct DevicePeaks<'a> {
     name: &'a str,
     /// The reason why the host must step it, if there is one.
-    obstacle: Option<&'static str>,
+    obstacle: Option<String>,
     /// True if nothing is trained.
     untrained: bool,
     /// Bytes for the whole run if the task is device-resident: masters, moments and pending gradients.
@@ -155,9 +155,11 @@ impl<'a> DevicePeaks<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
         let compute = shards.iter().map(|shard| shard.most_bytes().saturating_sub(shard.param_bytes)).max();
-        let clipped = task.spec.clip.map(|_| "gradient clipping waits for the norm of all gradients");
+        let clipped =
+            task.spec.clip.map(|_| "gradient clipping waits for the norm of all gradients".to_owned());
         let steps = stepper.memory.steps(&*task.spec.optimizer);
-        let without_kernel = (!steps).then_some("the device has no kernel for its optimizer");
+        let name = task.spec.optimizer.name();
+        let without_kernel = (!steps).then(|| format!("the device has no kernel for the optimizer `{name}`"));
         Self {
             name: &task.name,
             obstacle: clipped.or(without_kernel),
@@ -174,9 +176,9 @@ impl<'a> DevicePeaks<'a> {
 
     /// The placement of this task, if tasks that may be device-resident are placed at `device_resident`.
     fn placed(&self, device_resident: &Placement) -> Placement {
-        match (self.untrained, self.obstacle) {
+        match (self.untrained, &self.obstacle) {
             (true, _) => Placement::host("nothing is trained"),
-            (_, Some(obstacle)) => Placement::host(obstacle),
+            (_, Some(obstacle)) => Placement::host(obstacle.clone()),
             _ => device_resident.clone(),
         }
     }
@@ -253,10 +255,10 @@ fn choose(
     if let Some(problem) = headroom.obstacle(tasks) {
         return if is_required { Err(refusal(first, problem)) } else { all_on_host(&problem) };
     }
-    if let Some((task, obstacle)) = tasks.iter().find_map(|task| Some((task, task.obstacle?)))
+    if let Some((task, obstacle)) = tasks.iter().find_map(|task| Some((task, task.obstacle.as_ref()?)))
         && is_required
     {
-        return Err(refusal(task, obstacle.to_owned()));
+        return Err(refusal(task, obstacle.clone()));
     }
     let device_resident = match tasks.iter().any(DevicePeaks::may_be_device_resident) {
         true => headroom.placement(is_required, exact())?,
@@ -320,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_clipped_task_is_stepped_on_the_host_beside_others_that_are_not() {
-        let clipped = || DevicePeaks { obstacle: Some("clipped"), ..task("b", 10_000) };
+        let clipped = || DevicePeaks { obstacle: Some("clipped".to_owned()), ..task("b", 10_000) };
         let untrained = || DevicePeaks { untrained: true, ..task("c", 10_000) };
         let shown =
             placed(OptimizerPlacement::Auto, &[task("a", 550), clipped(), untrained()], &HEADROOM, true);
@@ -374,7 +376,7 @@ mod tests {
             device(&[task("a", 5000)], &HEADROOM, true)
                 .starts_with(&format!("{refused}with moments, everything"))
         );
-        let clipped = DevicePeaks { obstacle: Some("clipped"), ..task("b", 1) };
+        let clipped = DevicePeaks { obstacle: Some("clipped".to_owned()), ..task("b", 1) };
         let shown = device(&[a(), clipped], &HEADROOM, true);
         assert!(shown.starts_with("the optimizer of task `b` cannot step on the device: clipped"), "{shown}");
         assert_eq!(placed(OptimizerPlacement::Host, &[a()], &HEADROOM, true), "Host: requested");

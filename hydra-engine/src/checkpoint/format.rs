@@ -7,7 +7,8 @@ use super::state::SCHEMA;
 use super::{Position, State};
 use crate::error::{CheckpointError, EngineError};
 use crate::weights::{pieces, read_piece};
-use hydra_core::{Chain, ParamBufferLayout, TaskId, replace_file};
+use hydra_core::optimizer::{MomentEncoding, MomentLayout};
+use hydra_core::{BufferParam, Chain, ParamBufferLayout, TaskId, replace_file};
 use hydra_spill::{Budget, MastersPart, ParamBufferId, SpillError, TierStore};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
@@ -142,6 +143,7 @@ impl Content<'_> {
                 Part::Moment(moment) => (id, MastersPart::Moment(moment)),
                 Part::Best => (id.snapshot(), MastersPart::Params),
             };
+            let layout = self.layout(buffer, part);
             let source = |error: SpillError| Failure::Source(error.into());
             // Each piece is a separate read.
             for (piece, params) in pieces(buffer) {
@@ -150,14 +152,24 @@ impl Content<'_> {
                     _ => tensors.store.read_part(id, of, piece.clone()).map(|view| view.bytes),
                 };
                 let values = values.map_err(source)?;
-                let values: &[f32] = bytemuck::cast_slice(&values);
+                let before = layout.bytes_of(piece).start;
                 for (_, elements) in params {
-                    let values = &values[elements.start - piece.start..elements.end - piece.start];
-                    out.write_all(bytemuck::cast_slice(values))?;
+                    let bytes = layout.bytes_of(elements);
+                    out.write_all(&values[bytes.start - before..bytes.end - before])?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Where the store has the elements of a part.
+    fn layout(&self, buffer: &ParamBufferLayout, part: Part) -> MomentLayout {
+        match part {
+            Part::Moment(moment) => {
+                MomentLayout::new(self.state.identity.spec.optimizer.encoding(moment), buffer)
+            }
+            _ => MomentLayout::default(),
+        }
     }
 
     /// The header without a checksum: all tensors in file order, without gaps.
@@ -167,11 +179,10 @@ impl Content<'_> {
         let best = self.tensors.is_some_and(|tensors| tensors.best);
         for buffer in self.chain.buffers().iter().filter(|_| self.tensors.is_some()) {
             for part in Part::of(buffer, self.state.moments(), best) {
+                let layout = self.layout(buffer, part);
                 for param in &buffer.params {
-                    let start = end;
-                    end += param.len * size_of::<f32>();
-                    let shape = param.shape.clone();
-                    let info = TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) };
+                    let info = tensor(param, &layout, end);
+                    end = info.data_offsets.1;
                     infos.push((part.name(&param.name), info));
                 }
             }
@@ -188,6 +199,16 @@ impl Content<'_> {
             true => Err(io::Error::other(format!("its header of {} bytes is too long", header.len()))),
             false => Ok(header),
         }
+    }
+}
+
+/// The tensor of a parameter in a part that is laid out so, if it begins at this byte.
+fn tensor(param: &BufferParam, layout: &MomentLayout, start: usize) -> TensorInfo {
+    let bytes = layout.bytes_of(param.range()).len();
+    let data_offsets = (start, start + bytes);
+    match layout.is_quantized(param) {
+        true => TensorInfo { dtype: Dtype::U8, shape: vec![bytes], data_offsets },
+        false => TensorInfo { dtype: Dtype::F32, shape: param.shape.clone(), data_offsets },
     }
 }
 
@@ -228,8 +249,8 @@ impl<T: Read> Read for Summed<T> {
     }
 }
 
-/// Receives values of a part, with the index of the first element.
-type Take<'a> = dyn FnMut(Part, usize, &[f32]) -> Result<(), EngineError> + 'a;
+/// Receives the words of some elements of a part.
+type Take<'a> = dyn FnMut(Part, Range<usize>, &[f32]) -> Result<(), EngineError> + 'a;
 
 /// Reads a checkpoint buffer by buffer, in order. The values are valid only if [`finish`](Self::finish) succeeds at
 /// the end.
@@ -350,8 +371,9 @@ impl Reader {
     /// parts [next](Self::others).
     pub(crate) fn params(&mut self, buffer: &ParamBufferLayout) -> Result<Vec<f32>, CheckpointError> {
         let mut params = vec![0.0; buffer.elements];
-        self.begin(buffer, Part::Masters)?;
-        self.read(buffer, 0, &mut params)?;
+        let layout = MomentLayout::default();
+        self.begin(buffer, Part::Masters, &layout)?;
+        self.read(buffer, &layout, 0..buffer.elements, &mut params)?;
         Ok(params)
     }
 
@@ -362,69 +384,96 @@ impl Reader {
         buffer: &ParamBufferLayout,
         mut take: impl FnMut(usize, Range<usize>, &[f32]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        self.begin(buffer, Part::Masters)?;
+        let layout = MomentLayout::default();
+        self.begin(buffer, Part::Masters, &layout)?;
         let mut values = Vec::new();
         for (slot, param) in buffer.params.iter().enumerate() {
             for start in param.range().step_by(READ) {
                 let elements = start..param.range().end.min(start + READ);
                 values.resize(elements.len(), 0.0);
-                self.read(buffer, start, &mut values)?;
+                self.read(buffer, &layout, elements.clone(), &mut values)?;
                 take(slot, elements, &values)?;
             }
         }
         Ok(())
     }
 
-    /// Reads the other parts of a buffer in pieces; `take` receives the index of the first element and the values.
+    /// Reads the other parts of a buffer in pieces. The moments must be laid out as `own`, as far as there are any.
     pub(crate) fn others(
         &mut self,
         buffer: &ParamBufferLayout,
         piece: usize,
+        own: &[MomentLayout],
         take: &mut Take<'_>,
     ) -> Result<(), EngineError> {
-        let mut values = vec![0.0; piece.min(buffer.elements)];
+        let mut words = Vec::with_capacity(piece.min(buffer.elements));
         for part in Part::of(buffer, self.moments, self.best).into_iter().skip(1) {
-            self.begin(buffer, part)?;
+            let layout = match part {
+                Part::Moment(moment) => own.get(moment).cloned().unwrap_or_else(|| self.found(buffer, part)),
+                _ => MomentLayout::default(),
+            };
+            self.begin(buffer, part, &layout)?;
             for start in (0..buffer.elements).step_by(piece) {
-                let values = &mut values[..piece.min(buffer.elements - start)];
-                // The gaps between parameters.
-                values.fill(0.0);
-                self.read(buffer, start, values)?;
-                take(part, start, values)?;
+                let elements = start..buffer.elements.min(start + piece);
+                // Zeros for the gaps between parameters.
+                words.clear();
+                words.resize(layout.words_of(elements.clone()).len(), 0.0);
+                self.read(buffer, &layout, elements.clone(), &mut words)?;
+                take(part, elements, &words)?;
             }
         }
         Ok(())
+    }
+
+    /// The layout of a moment in the file.
+    fn found(&self, buffer: &ParamBufferLayout, part: Part) -> MomentLayout {
+        let infos = buffer.params.iter().filter_map(|param| self.metadata.info(&part.name(&param.name)));
+        match infos.into_iter().any(|info| info.dtype == Dtype::U8) {
+            // All encodings in 8 bits have the same bytes.
+            true => MomentLayout::new(MomentEncoding::Signed8, buffer),
+            false => MomentLayout::default(),
+        }
     }
 
     /// Checks that the tensors of a part are the next ones of the file.
-    fn begin(&mut self, buffer: &ParamBufferLayout, part: Part) -> Result<(), CheckpointError> {
+    fn begin(
+        &mut self,
+        buffer: &ParamBufferLayout,
+        part: Part,
+        layout: &MomentLayout,
+    ) -> Result<(), CheckpointError> {
+        let parts = |info: &TensorInfo| (info.dtype, info.shape.clone(), info.data_offsets);
         for param in &buffer.params {
             let name = part.name(&param.name);
-            let expected = (self.at, self.at + param.len * size_of::<f32>());
+            let expected = tensor(param, layout, self.at);
             match self.metadata.info(&name) {
-                Some(info) if info.shape == param.shape && info.data_offsets == expected => {}
+                Some(info) if parts(info) == parts(&expected) => {}
                 Some(info) => {
-                    let found = format!("{:?} at {:?}", info.shape, info.data_offsets);
-                    let expected = format!("{:?} at {expected:?}", param.shape);
-                    return Err(self.other_tensors(&format!("tensor `{name}` {expected}"), &found));
+                    let at = |info: &TensorInfo| {
+                        format!("{:?} {:?} at {:?}", info.dtype, info.shape, info.data_offsets)
+                    };
+                    return Err(self.other_tensors(&format!("tensor `{name}` {}", at(&expected)), &at(info)));
                 }
                 None => return Err(self.other_tensors(&format!("tensor `{name}`"), "none")),
             }
-            self.at = expected.1;
+            self.at = expected.data_offsets.1;
         }
         Ok(())
     }
 
-    /// Reads the next elements of a part, from `start` on.
+    /// Reads the words of the next elements of a part that is laid out so.
     fn read(
         &mut self,
         buffer: &ParamBufferLayout,
-        start: usize,
+        layout: &MomentLayout,
+        piece: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        let piece = start..start + out.len();
+        let out: &mut [u8] = bytemuck::cast_slice_mut(out);
+        let before = layout.bytes_of(piece.clone()).start;
         for elements in buffer.params.iter().filter_map(|param| param.among(&piece)) {
-            let out = bytemuck::cast_slice_mut(&mut out[elements.start - start..elements.end - start]);
+            let bytes = layout.bytes_of(elements);
+            let out = &mut out[bytes.start - before..bytes.end - before];
             let read = |source| CheckpointError::Read { path: self.path.clone(), source };
             self.data.read_exact(out).map_err(read)?;
         }

@@ -4,9 +4,9 @@
 //! change a bit. The only reduction is the global norm, in `f64`, over fixed blocks in chain order.
 
 use super::gradient::{CHUNK, ParamGradient};
-use hydra_core::optimizer::{Elements, Optimizer, Step};
+use hydra_core::optimizer::{Elements, MomentMut, Optimizer, Step};
 use hydra_core::{BufferParam, Chain, FloatType, ParamBufferLayout, TrainSpec};
-use hydra_spill::{Masters, NarrowFloats};
+use hydra_spill::{Masters, Moment, NarrowFloats};
 use rayon::prelude::*;
 
 /// One step of a task, the same for all its buffers.
@@ -46,7 +46,10 @@ impl<'a> TaskStep<'a> {
             let Some(elements) = param.among(&piece) else { continue };
             let before = elements.start - param.offset;
             let range = elements.start - start..elements.end - start;
-            let moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
+            let moments = moments.iter_mut();
+            let moments = moments
+                .map(|Moment { words, layout }| layout.slice(words, start, elements.clone()))
+                .collect();
             let narrow = narrow.as_mut().map(|narrow| &mut narrow[range.clone()]);
             let stepped = Stepped { params: &mut params[range], narrow: float.zip(narrow), moments };
             step_param(&*self.spec.optimizer, self.of(param), stepped, (gradient, before), self.clip);
@@ -58,11 +61,11 @@ impl<'a> TaskStep<'a> {
 struct Stepped<'a> {
     params: &'a mut [f32],
     narrow: Option<(FloatType, &'a mut [u16])>,
-    moments: Vec<&'a mut [f32]>,
+    moments: Vec<MomentMut<'a>>,
 }
 
 impl<'a> Stepped<'a> {
-    /// Pieces of [`CHUNK`] elements, in order.
+    /// Pieces of [`CHUNK`] elements, which begin with a block of quantized moments, in order.
     fn chunks(self) -> Vec<Stepped<'a>> {
         let chunks = self.params.chunks_mut(CHUNK);
         let mut chunks: Vec<Stepped<'a>> =
@@ -72,7 +75,7 @@ impl<'a> Stepped<'a> {
             pieces.for_each(|(chunk, narrow)| chunk.narrow = Some((float, narrow)));
         }
         for moments in self.moments {
-            let pieces = chunks.iter_mut().zip(moments.chunks_mut(CHUNK));
+            let pieces = chunks.iter_mut().zip(moments.chunks(CHUNK));
             pieces.for_each(|(chunk, moments)| chunk.moments.push(moments));
         }
         chunks
@@ -131,6 +134,7 @@ mod tests {
     }
 
     fn stepped<'a>(params: &'a mut [f32], moments: Vec<&'a mut [f32]>) -> Stepped<'a> {
+        let moments = moments.into_iter().map(MomentMut::Floats).collect();
         Stepped { params, narrow: None, moments }
     }
 
@@ -200,7 +204,7 @@ mod tests {
                 step.piece(&layout, start, &mut masters, &gradient);
                 params.extend_from_slice(&masters.params);
                 narrow.extend_from_slice(&masters.narrow.unwrap());
-                moments.iter_mut().zip(masters.moments).for_each(|(all, piece)| all.extend(piece));
+                moments.iter_mut().zip(masters.moments).for_each(|(all, piece)| all.extend(piece.words));
             }
             (params, narrow, moments)
         };

@@ -5,7 +5,7 @@ use super::arithmetic::TaskStep;
 use super::check::{OptimizerCheck, Tried};
 use super::device_memory::{DeviceFloats, DeviceMemory};
 use crate::error::EngineError;
-use hydra_core::optimizer::{Elements, Optimizer};
+use hydra_core::optimizer::{Elements, MomentMut, Optimizer};
 use hydra_core::{DeviceBytes, FloatType, HostTensor, ParamBufferLayout};
 use hydra_spill::{DeviceMasters, DeviceNarrow, SpillError};
 use std::borrow::Cow;
@@ -35,16 +35,19 @@ impl DeviceMemory for HostMemory {
     ) {
         let values = |bytes: &DeviceBytes| widened(bytes, FloatType::F32).into_owned();
         let mut params = values(&masters.params);
-        let mut moments: Vec<Vec<f32>> = masters.moments.iter().map(values).collect();
+        let mut moments: Vec<Vec<f32>> = masters.moments.iter().map(|moment| values(&moment.bytes)).collect();
         for (param, gradient) in layout.params.iter().zip(gradient) {
             let zero = || Cow::Owned(vec![0.0; param.len]);
             let gradient = gradient.as_ref().map_or_else(zero, |part| widened(&part.bytes, part.float));
-            let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[param.range()]).collect();
+            let moments = moments.iter_mut().zip(&masters.moments);
+            let mut moments: Vec<MomentMut<'_>> =
+                moments.map(|(words, moment)| moment.layout.slice(words, 0, param.range())).collect();
             let elements = Elements::new(&mut params[param.range()], &gradient, &mut moments, step.clip);
             step.spec.optimizer.update(&step.of(param), elements);
         }
         replace(masters, params);
-        masters.moments = moments.into_iter().map(bytes_of).collect();
+        let moments = masters.moments.iter_mut().zip(moments);
+        moments.for_each(|(moment, words)| moment.bytes = bytes_of(words));
     }
 
     fn replace(

@@ -125,7 +125,8 @@ impl DeviceStepper {
         let view = |bytes: &DeviceBytes, float: FloatType| {
             DeviceTensor::view(bytes.clone(), [bytes.len() / float.bytes()], float.dtype())
         };
-        let wide = masters.moments.iter().chain([&masters.params]).map(|bytes| view(bytes, FloatType::F32));
+        let moments = masters.moments.iter().map(|moment| &moment.bytes);
+        let wide = moments.chain([&masters.params]).map(|bytes| view(bytes, FloatType::F32));
         let narrow = masters.narrow.iter().map(|narrow| view(&narrow.bytes, narrow.float));
         let made: Vec<DeviceTensor> = wide.chain(narrow).collect();
         self.finish(&made.iter().collect::<Vec<_>>(), what)
@@ -139,9 +140,9 @@ mod tests {
     use super::super::tests::{numbers, tied};
     use super::*;
     use bytes::Bytes;
-    use hydra_core::optimizer::Sgd;
+    use hydra_core::optimizer::{MomentLayout, Sgd};
     use hydra_core::{HostTensor, OptimizerSpec, TrainSpec};
-    use hydra_spill::{DeviceNarrow, Floats, Masters, NarrowFloats};
+    use hydra_spill::{DeviceMoment, DeviceNarrow, Floats, Masters, NarrowFloats};
 
     const LEN: usize = 300;
 
@@ -179,13 +180,14 @@ mod tests {
         let moment = |i: u64| numbers(20 + i, 768).into_iter().map(f32::abs).collect::<Vec<f32>>();
         let moments: Vec<Vec<f32>> = (0..spec.optimizer.moments() as u64).map(moment).collect();
         let params = numbers(9, 768);
+        let moment_of = |bytes| DeviceMoment { bytes, layout: MomentLayout::default() };
         let wide = |values: &[f32]| HostTensor::float(values.to_vec(), [768]);
         let rounded = (float != FloatType::F32).then_some(float);
         let mut there = DeviceMasters {
             params: up(wide(&params).bytes),
             narrow: rounded
                 .map(|float| DeviceNarrow { float, bytes: up(wide(&params).in_type(float).bytes) }),
-            moments: moments.iter().map(|moment| up(wide(moment).bytes)).collect(),
+            moments: moments.iter().map(|moment| moment_of(up(wide(moment).bytes))).collect(),
         };
         let narrow = rounded.map(|float| NarrowFloats::of(&params, float, Floats::from));
         let mut here = Masters { narrow, ..Masters::new(params, moments) };
@@ -218,7 +220,7 @@ mod tests {
         };
         wide(&here.params, &there.params);
         assert_eq!(here.moments.len(), there.moments.len());
-        here.moments.iter().zip(&there.moments).for_each(|(here, there)| wide(here, there));
+        here.moments.iter().zip(&there.moments).for_each(|(here, there)| wide(&here.words, &there.bytes));
         assert_eq!(here.narrow.is_some(), there.narrow.is_some());
         for (here, there) in here.narrow.iter().zip(&there.narrow) {
             assert_eq!(here.float_type(), there.float);

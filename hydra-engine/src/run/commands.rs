@@ -338,7 +338,7 @@ fn check_shape(task: &TrainTask, like: &TaskInfo) -> Result<(), CommandError> {
         ("validation data", !same(&task.validation, &other.validation)),
         ("test data", !same(&task.test, &other.test)),
         ("batch", (spec.batch, spec.accumulate) != (of.batch, of.accumulate)),
-        ("optimizer state", spec.optimizer.moments() != of.optimizer.moments()),
+        ("optimizer state", spec.optimizer.encodings() != of.optimizer.encodings()),
         ("clipping", spec.clip.is_some() != of.clip.is_some()),
         ("choice to keep the best weights", spec.keeps_best() != of.keeps_best()),
         ("seed (frozen weights are drawn from it)", draws()),

@@ -345,17 +345,19 @@ impl InitialWeights {
     fn restore_state(&self, reader: &mut Reader, buffer: usize) -> Result<bool, EngineError> {
         let TaskInfo { task, .. } = &*self.info;
         let (layout, id) = (&task.chain.buffers()[buffer], ParamBufferId::new(self.info.id, buffer));
-        let (resumes, moments) = (task.resume.is_some(), task.spec.optimizer.moments());
+        let resumes = task.resume.is_some();
+        // A task that takes only the weights can have another optimizer.
+        let moments = if resumes { task.spec.optimizer.moment_layouts(layout) } else { Vec::new() };
         // A device-resident buffer is moved as a whole.
         let piece = if self.info.on_device() { layout.elements } else { PIECE };
         let mut best = false;
-        reader.others(layout, piece, &mut |part, start, values| {
+        reader.others(layout, piece, &moments, &mut |part, elements, words| {
             match part {
-                Part::Moment(moment) if resumes && moment < moments => {
-                    self.store.write_part(id, MastersPart::Moment(moment), start, values)?;
+                Part::Moment(moment) if moment < moments.len() => {
+                    self.store.write_part(id, MastersPart::Moment(moment), elements, words)?;
                 }
                 Part::Best if resumes && best_bytes(layout, &task.spec).is_some() => {
-                    self.store.write_part(id.snapshot(), MastersPart::Params, start, values)?;
+                    self.store.write_part(id.snapshot(), MastersPart::Params, elements, words)?;
                     best = true;
                 }
                 _ => {}
@@ -456,22 +458,21 @@ impl InitialWeights {
     fn masters(&self, buffer: usize, params: Initial) -> Result<Masters, EngineError> {
         let info = &self.info;
         let layout = &info.chain().buffers()[buffer];
-        let moments = if layout.trained { info.task.spec.optimizer.moments() } else { 0 };
-        // Empty moments stand for zeros.
-        let moments = vec![Vec::new(); moments];
         let params = match params {
             Initial::Narrow(narrow) => return Ok(Masters::frozen(narrow)),
             Initial::InPlace(files) => return Ok(Masters::in_place(Arc::new(files))),
             Initial::Wide(params) => params,
         };
         let in_tier = |values| self.in_tier(buffer, values);
-        Ok(match layout.float {
-            FloatType::F32 => Masters::new(in_tier(params), moments),
+        let masters = match layout.float {
+            FloatType::F32 => Masters::new(in_tier(params), Vec::new()),
             // Only the narrow copy is promoted; the masters need not be page-locked.
             float => {
                 let narrow = Some(NarrowFloats::of(&params, float, in_tier));
-                Masters { narrow, ..Masters::new(params, moments) }
+                Masters { narrow, ..Masters::new(params, Vec::new()) }
             }
-        })
+        };
+        // Empty moments stand for zeros.
+        Ok(masters.with_moments(info.task.spec.optimizer.moment_layouts(layout)))
     }
 }

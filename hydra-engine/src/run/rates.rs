@@ -166,14 +166,12 @@ fn synthetic_layout(chain: &Chain) -> Option<ParamBufferLayout> {
 
 fn masters(task: &TrainTask, layout: &ParamBufferLayout) -> Masters {
     let params = vec![1.0; layout.elements];
-    let moments = (0..task.spec.optimizer.moments()).map(|_| vec![0.0; layout.elements]).collect();
-    match layout.float {
-        FloatType::F32 => Masters::new(params, moments),
-        float => {
-            let narrow = Some(NarrowFloats::of(&params, float, Floats::from));
-            Masters { narrow, ..Masters::new(params, moments) }
-        }
-    }
+    let narrow = match layout.float {
+        FloatType::F32 => None,
+        float => Some(NarrowFloats::of(&params, float, Floats::from)),
+    };
+    let moments = task.spec.optimizer.moment_layouts(layout);
+    Masters { narrow, ..Masters::new(params, Vec::new()).with_moments(moments).with_zeros() }
 }
 
 /// Seconds per element of the shortest of [`TIMES`] repetitions.

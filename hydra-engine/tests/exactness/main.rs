@@ -12,6 +12,7 @@ mod floats;
 mod in_place;
 mod lengths;
 mod metrics;
+mod moments8;
 mod nf4;
 mod parity;
 mod residence;

@@ -3,8 +3,9 @@
 use super::InPlaceParams;
 use crate::{Floats, NarrowFloats};
 use hydra_core::TaskId;
+use hydra_core::optimizer::MomentLayout;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
 /// The id of a buffer in a store: equal indices of different tasks are different buffers.
@@ -64,11 +65,34 @@ pub struct Masters {
     pub params: Floats,
     /// The parameters rounded to 16 bits, if those are promoted.
     pub narrow: Option<NarrowFloats>,
-    /// The optimizer's moments, each laid out as the parameters: none for a frozen buffer or plain SGD, one
-    /// for momentum, two for Adam. When master weights are inserted, an empty moment means zeros.
-    pub moments: Vec<Vec<f32>>,
+    /// The optimizer's moments: none for a frozen buffer or plain SGD, one for momentum, two for Adam. When master
+    /// weights are inserted, an empty moment means zeros.
+    pub moments: Vec<Moment>,
     /// The files that have the parameters, if they are read in place. The other parts are then empty.
     pub files: Option<Arc<InPlaceParams>>,
+}
+
+/// A moment of an optimizer, for all elements of a buffer or for a piece of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Moment {
+    /// Its bytes as 32-bit words; they are numbers where its layout has `f32`.
+    pub words: Vec<f32>,
+    /// Where the elements of the buffer are.
+    pub layout: MomentLayout,
+}
+
+impl Moment {
+    /// Zeros for some elements of a buffer.
+    pub(crate) fn zeros(layout: &MomentLayout, elements: Range<usize>) -> Self {
+        Self { words: vec![0.0; layout.words_of(elements).len()], layout: layout.clone() }
+    }
+}
+
+/// A moment in `f32`, laid out as the parameters.
+impl From<Vec<f32>> for Moment {
+    fn from(words: Vec<f32>) -> Self {
+        Self { words, layout: MomentLayout::default() }
+    }
 }
 
 impl Masters {
@@ -88,44 +112,65 @@ impl Masters {
         self.narrow.as_ref().map_or(self.params.len(), |narrow| narrow.len())
     }
 
-    /// Returns master weights that are promoted without rounding.
+    /// Returns master weights with moments in `f32` that are promoted without rounding.
     pub fn new(params: impl Into<Floats>, moments: Vec<Vec<f32>>) -> Self {
+        let moments = moments.into_iter().map(Moment::from).collect();
         Self { params: params.into(), moments, ..Self::default() }
+    }
+
+    /// The same with moments that are zero and laid out so.
+    pub fn with_moments(self, layouts: Vec<MomentLayout>) -> Self {
+        let empty = |layout| Moment { words: Vec::new(), layout };
+        Self { moments: layouts.into_iter().map(empty).collect(), ..self }
     }
 
     /// The bytes of parameters, in both types, and moments.
     pub fn len_bytes(&self) -> u64 {
-        let elements = self.params.len() * (1 + self.moments.len());
+        let elements = self.params.len();
+        let moments = self.moments.iter().map(|moment| moment.layout.bytes_of(0..elements).len());
         let narrow = self.narrow.as_ref().map_or(0, |narrow| size_of_val(&**narrow));
-        (elements * size_of::<f32>() + narrow) as u64
+        (elements * size_of::<f32>() + moments.sum::<usize>() + narrow) as u64
     }
 
-    /// The floats of a part.
+    /// The words of a part.
     ///
     /// # Panics
     /// If there is no such moment.
     pub fn part(&self, part: MastersPart) -> &[f32] {
         match part {
             MastersPart::Params => &self.params,
-            MastersPart::Moment(moment) => &self.moments[moment],
+            MastersPart::Moment(moment) => &self.moments[moment].words,
         }
     }
 
-    /// The floats of a part, mutable.
+    /// The words of a part, mutable.
     ///
     /// # Panics
     /// If there is no such moment.
     pub fn part_mut(&mut self, part: MastersPart) -> &mut [f32] {
         match part {
             MastersPart::Params => &mut self.params,
-            MastersPart::Moment(moment) => &mut self.moments[moment],
+            MastersPart::Moment(moment) => &mut self.moments[moment].words,
+        }
+    }
+
+    /// The words of some elements in a part of the master weights of a whole buffer.
+    ///
+    /// # Panics
+    /// If there is no such moment.
+    pub fn words_of(&self, part: MastersPart, elements: Range<usize>) -> Range<usize> {
+        match part {
+            MastersPart::Params => elements,
+            MastersPart::Moment(moment) => self.moments[moment].layout.words_of(elements),
         }
     }
 
     /// Replaces empty moments by zeros.
-    pub(crate) fn with_zeros(mut self) -> Self {
+    pub fn with_zeros(mut self) -> Self {
         let (elements, moments) = (self.params.len(), self.moments.iter_mut());
-        moments.filter(|moment| moment.is_empty()).for_each(|moment| *moment = vec![0.0; elements]);
+        moments
+            .filter(|moment| moment.words.is_empty())
+            .for_each(|moment| *moment = Moment::zeros(&moment.layout, 0..elements));
         self
     }
 

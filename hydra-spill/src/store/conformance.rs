@@ -3,7 +3,8 @@
 use super::*;
 use crate::Budget;
 use crate::{Floats, NarrowFloats};
-use hydra_core::{ByteSize, FloatType, TaskId};
+use hydra_core::optimizer::{MomentEncoding, MomentLayout};
+use hydra_core::{BufferParam, ByteSize, Encoding, FloatType, Init, ParamBufferLayout, TaskId};
 
 pub(crate) const ID: ParamBufferId = ParamBufferId::new(TaskId(3), 5);
 
@@ -88,7 +89,7 @@ fn what_does_not_belong_is_refused(store: &dyn TierStore) {
         panic!("expected a reservation that is too small, found {small:?}")
     };
     assert_eq!((n, reserved, owner.as_str()), (needed, needed - 1, "someone"));
-    let uneven = Masters { moments: vec![vec![0.0; 300], vec![0.0; 299]], ..masters() };
+    let uneven = Masters { moments: vec![vec![0.0; 300].into(), vec![0.0; 299].into()], ..masters() };
     let uneven = store.insert(ID, uneven, reserve(needed));
     assert!(matches!(uneven, Err(SpillError::MomentLength { params: 300, moment: 1, found: 299, .. })));
     assert_eq!(budget.used(), 0, "a refused insertion releases its reservation");
@@ -151,10 +152,10 @@ fn writers_put_back_what_they_wrote(store: &dyn TierStore) {
         let mut writer = store.write(ID).unwrap();
         assert_eq!(*writer, expected);
         writer.params[version] = -1.0;
-        writer.moments[1][version] = 7.0;
+        writer.moments[1].words[version] = 7.0;
         writer.commit();
         expected.params[version] = -1.0;
-        expected.moments[1][version] = 7.0;
+        expected.moments[1].words[version] = 7.0;
         assert_eq!(store.version(ID).unwrap(), version as u64);
         let view = store.read(ID).unwrap();
         assert_eq!((floats(&view), view.version), (&expected.params[..], version as u64));
@@ -175,11 +176,11 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
         next += piece.params.len();
         let own = start..next;
         assert_eq!(
-            (&piece.params[..], &piece.moments[1][..]),
-            (&expected.params[own.clone()], &expected.moments[1][own])
+            (&piece.params[..], &piece.moments[1].words[..]),
+            (&expected.params[own.clone()], &expected.moments[1].words[own])
         );
         piece.params.iter_mut().for_each(|value| *value += 0.5);
-        piece.moments[0].fill(start as f32);
+        piece.moments[0].words.fill(start as f32);
         piece.round();
         Ok(())
     };
@@ -188,7 +189,7 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
     expected.params.iter_mut().for_each(|value| *value += 0.5);
     expected.narrow = narrow(&expected.params);
     let read = |part, elements: Range<usize>| store.read_part(ID, part, elements).unwrap();
-    expected.moments[0].copy_from_slice(floats(&read(MastersPart::Moment(0), 0..300)));
+    expected.moments[0].words.copy_from_slice(floats(&read(MastersPart::Moment(0), 0..300)));
     for (part, elements) in [
         (MastersPart::Params, 0..300),
         (MastersPart::Params, 7..8),
@@ -214,20 +215,20 @@ fn pieces_are_read_and_rewritten_in_order(store: &dyn TierStore) {
 fn parts_are_written_and_empty_moments_are_zeros(store: &dyn TierStore) {
     let budget = budget();
     let narrow = |values: &[f32]| Some(NarrowFloats::of(values, FloatType::Bf16, Floats::from));
-    let mut expected = Masters { moments: vec![vec![0.0; 300]; 2], ..masters() };
+    let mut expected = Masters { moments: vec![vec![0.0; 300].into(); 2], ..masters() };
     expected.narrow = narrow(&expected.params);
-    let first = Masters { moments: vec![Vec::new(); 2], ..expected.clone() };
+    let first = Masters { moments: vec![Moment::default(); 2], ..expected.clone() };
     store.insert(ID, first, budget.reserve(4200, "someone").unwrap()).unwrap();
     assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&expected, 0));
     for part in [MastersPart::Moment(1), MastersPart::Params] {
         let values: Vec<f32> = expected.part(part).iter().map(|value| value - 2.5).collect();
-        store.write_part(ID, part, 0, &values).unwrap();
+        store.write_part(ID, part, 0..300, &values).unwrap();
         expected.part_mut(part).copy_from_slice(&values);
     }
     expected.narrow = narrow(&expected.params);
     assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&expected, 2));
     let view = store.read(ID).unwrap();
-    assert_eq!(busy_with(store.write_part(ID, MastersPart::Params, 0, &[0.0; 300])), Some(1));
+    assert_eq!(busy_with(store.write_part(ID, MastersPart::Params, 0..300, &[0.0; 300])), Some(1));
     drop(view);
     assert_eq!(store.remove(ID).unwrap(), expected);
 }
@@ -296,4 +297,68 @@ fn what_moves_is_what_the_masters_were_rounded_to(store: &dyn TierStore) {
     let mut written = Masters::new(vec![1.25; 301], Vec::new());
     written.narrow = Some(narrow(&written.params));
     assert_eq!((store.remove(ID).unwrap(), budget.used()), (written, 0));
+}
+
+/// A buffer of a small parameter and a quantized one, which ends with a shorter block.
+fn mixed() -> ParamBufferLayout {
+    let param = |offset, len| BufferParam {
+        name: format!("at {offset}"),
+        shape: vec![len],
+        offset,
+        len,
+        init: Init::Zeros,
+        given: None,
+    };
+    ParamBufferLayout {
+        name: "mixed".to_owned(),
+        params: vec![param(0, 130), param(256, 4196)],
+        elements: 4480,
+        layers: vec![0],
+        trained: true,
+        float: FloatType::F32,
+        encoding: Encoding::Masters,
+    }
+}
+
+/// Runs the suite of quantized moments; `make` returns an empty store whose pieces consist of whole blocks.
+pub(crate) fn run_quantized(make: &dyn Fn() -> std::sync::Arc<dyn TierStore>) {
+    let (store, budget, buffer) = (make(), budget(), mixed());
+    let layouts =
+        [MomentEncoding::Signed8, MomentEncoding::Unsigned8].map(|of| MomentLayout::new(of, &buffer));
+    let first = Masters::new(vec![1.5; 4480], Vec::new()).with_moments(layouts.to_vec());
+    let bytes = 4 * 4480 + 2 * (4 * 256 + 16 * 260 + 4 + 128);
+    assert_eq!(first.len_bytes(), bytes);
+    let short = store.insert(ID, first.clone(), budget.reserve(bytes - 1, "someone").unwrap());
+    assert!(matches!(short, Err(SpillError::ReservationTooSmall { .. })));
+    store.insert(ID, first.clone(), budget.reserve(bytes, "someone").unwrap()).unwrap();
+    let mut expected = first.with_zeros();
+    assert_eq!(&*store.write(ID).unwrap(), &expected);
+
+    for (moment, of) in expected.moments.iter_mut().enumerate() {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut of.words);
+        bytes.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 7 + moment) as u8 % 64);
+    }
+    let mut rewrite = |start: usize, piece: &mut Masters| {
+        let elements = start..start + piece.params.len();
+        for (piece, whole) in piece.moments.iter_mut().zip(&expected.moments) {
+            piece.words.copy_from_slice(&whole.words[whole.layout.words_of(elements.clone())]);
+        }
+        Ok(())
+    };
+    store.write_pieces(ID, &mut rewrite).unwrap();
+    let compare = |expected: &Masters| {
+        for (moment, of) in expected.moments.iter().enumerate() {
+            let all: &[u8] = bytemuck::cast_slice(&of.words);
+            for elements in [0..4480, 0..130, 256..512, 256..4452, 4352..4480] {
+                let view = store.read_part(ID, MastersPart::Moment(moment), elements.clone()).unwrap();
+                assert_eq!(&view.bytes[..], &all[layouts[moment].bytes_of(elements)]);
+            }
+        }
+    };
+    compare(&expected);
+    expected.moments[1].words.fill(2.5);
+    store.write_part(ID, MastersPart::Moment(1), 0..4480, &expected.moments[1].words).unwrap();
+    compare(&expected);
+    assert_eq!(store.remove(ID).unwrap(), expected);
+    assert_eq!(budget.used(), 0);
 }

@@ -7,11 +7,12 @@
 use super::slots::{self, Content, Slots};
 use super::{InPlaceParams, MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
 use crate::{
-    Budget, DeviceLink, Floats, LinkError, Masters, ParamBufferId, ParamBufferKind, ParamBufferView,
+    Budget, DeviceLink, Floats, LinkError, Masters, Moment, ParamBufferId, ParamBufferKind, ParamBufferView,
     ParamBufferWriter,
 };
 use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
+use hydra_core::optimizer::MomentLayout;
 use hydra_core::{DeviceBytes, FloatType, TaskId, leased, with_causes};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -24,8 +25,17 @@ pub struct DeviceMasters {
     pub params: DeviceBytes,
     /// The parameters rounded to 16 bits, if shard tasks read those.
     pub narrow: Option<DeviceNarrow>,
-    /// The optimizer's moments, each laid out as the parameters.
-    pub moments: Vec<DeviceBytes>,
+    /// The optimizer's moments.
+    pub moments: Vec<DeviceMoment>,
+}
+
+/// A moment of an optimizer in the memory of a device.
+#[derive(Clone, Debug)]
+pub struct DeviceMoment {
+    /// Its bytes.
+    pub bytes: DeviceBytes,
+    /// Where the elements of the buffer are.
+    pub layout: MomentLayout,
 }
 
 /// 16-bit floats in the memory of a device.
@@ -38,10 +48,16 @@ pub struct DeviceNarrow {
 }
 
 impl DeviceMasters {
-    fn part(&self, part: MastersPart) -> &DeviceBytes {
+    /// Some elements of a part.
+    fn part(&self, part: MastersPart, elements: Range<usize>) -> DeviceBytes {
         match part {
-            MastersPart::Params => &self.params,
-            MastersPart::Moment(moment) => &self.moments[moment],
+            MastersPart::Params => {
+                self.params.slice(elements.start * size_of::<f32>()..elements.end * size_of::<f32>())
+            }
+            MastersPart::Moment(moment) => {
+                let DeviceMoment { bytes, layout } = &self.moments[moment];
+                bytes.slice(layout.bytes_of(elements))
+            }
         }
     }
 
@@ -124,8 +140,9 @@ fn upload(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, Link
         let float = narrow.float_type();
         link.upload(&Bytes::from_owner(narrow)).map(|bytes| DeviceNarrow { float, bytes })
     });
-    let moments =
-        masters.moments.into_iter().map(|moment| link.upload(&Bytes::from_owner(Floats::from(moment))));
+    let moments = masters.moments.into_iter().map(|Moment { words, layout }| {
+        link.upload(&Bytes::from_owner(Floats::from(words))).map(|bytes| DeviceMoment { bytes, layout })
+    });
     Ok(DeviceMasters { params, narrow: narrow.transpose()?, moments: moments.collect::<Result<_, _>>()? })
 }
 
@@ -135,14 +152,17 @@ fn download(link: &dyn DeviceLink, masters: &DeviceMasters) -> Result<Masters, L
         let mut floats = vec![0.0; bytes.len() / size_of::<f32>()];
         link.download_into(bytes, &mut floats).map(|()| floats)
     };
-    let moments = masters.moments.iter().map(download).collect::<Result<_, _>>()?;
+    let moment = |DeviceMoment { bytes, layout }: &DeviceMoment| {
+        download(bytes).map(|words| Moment { words, layout: layout.clone() })
+    };
+    let moments = masters.moments.iter().map(moment).collect::<Result<_, _>>()?;
     let params = download(&masters.params)?;
     let narrow = masters.narrow.as_ref().map(|narrow| match params.is_empty() {
         true => Ok(NarrowFloats::from_bytes(&link.download(&narrow.bytes)?, narrow.float)),
         false => Ok(NarrowFloats::of(&params, narrow.float, Floats::from)),
     });
     let narrow = narrow.transpose()?;
-    Ok(Masters { narrow, ..Masters::new(params, moments) })
+    Ok(Masters { narrow, moments, ..Masters::new(params, Vec::new()) })
 }
 
 impl TierStore for DeviceResidentStore {
@@ -187,8 +207,7 @@ impl TierStore for DeviceResidentStore {
         let Some(resident) = self.resident_device(id) else {
             return self.below.read_part(id, part, elements);
         };
-        let bytes = elements.start * size_of::<f32>()..elements.end * size_of::<f32>();
-        self.view(resident, id, |masters| masters.part(part).slice(bytes))
+        self.view(resident, id, |masters| masters.part(part, elements))
     }
 
     fn read_promoted(
@@ -215,12 +234,12 @@ impl TierStore for DeviceResidentStore {
         &self,
         id: ParamBufferId,
         part: MastersPart,
-        start: usize,
-        values: &[f32],
+        elements: Range<usize>,
+        words: &[f32],
     ) -> Result<(), SpillError> {
         match self.resident_device(id) {
-            Some(_) => overwrite(self.write(id)?, part, start, values),
-            None => self.below.write_part(id, part, start, values),
+            Some(_) => overwrite(self.write(id)?, part, elements, words),
+            None => self.below.write_part(id, part, elements, words),
         }
     }
 
@@ -318,6 +337,7 @@ mod tests {
     #[test]
     fn the_store_of_a_device_conforms() {
         conformance::run(&|| store(copies()).0);
+        conformance::run_quantized(&|| store(copies()).0);
         conformance::run(&|| Arc::new(DeviceResidentStore::new(Arc::new(DramStore::new()))));
     }
 
@@ -365,7 +385,7 @@ mod tests {
         assert!(matches!(busy, SpillError::BufferBusy { readers: 0, .. }), "{busy}");
         assert!(store.on_device(ID).is_err() && store.discard(ID).is_err());
         writer.params = Bytes::from_owner(Floats::from(vec![4.0; 300])).into();
-        writer.moments[1] = writer.params.clone();
+        writer.moments[1].bytes = writer.params.clone();
         writer.commit();
         assert_eq!(store.version(ID).unwrap(), 1);
         let (copy, version) = store.on_device(ID).unwrap().unwrap();
@@ -374,7 +394,7 @@ mod tests {
         let view = store.read(ID).unwrap();
         assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [4.0; 300]);
         drop(view);
-        let stepped = Masters::new(vec![4.0; 300], vec![masters().moments[0].clone(), vec![4.0; 300]]);
+        let stepped = Masters::new(vec![4.0; 300], vec![masters().moments[0].words.clone(), vec![4.0; 300]]);
         assert_eq!(*store.write(ID).unwrap(), stepped);
         store.discard(ID).unwrap();
         assert_eq!((budget.used(), host.used()), (0, 0));
@@ -408,7 +428,8 @@ mod tests {
         let view = store.read_masters(ID).unwrap();
         assert_eq!(bytemuck::cast_slice::<u8, f32>(&view.bytes), [1.0; 300]);
         drop(view);
-        let stepped = narrow(Masters::new(vec![1.0; 300], masters.moments));
+        let moments = masters.moments;
+        let stepped = narrow(Masters { moments, ..Masters::new(vec![1.0; 300], Vec::new()) });
         assert_eq!(store.remove(ID).unwrap(), stepped);
         assert_eq!((budget.used(), host.used()), (0, 0));
     }

@@ -143,9 +143,10 @@ impl DiskStore {
         let part = of(&stored.shape);
         let elements = elements.unwrap_or(0..stored.shape.len());
         let read = place.covering(&elements, &stored.shape);
-        let reservation = self.reserve_working(&place, id, part.each * read.len() as u64)?;
-        let bytes = Bytes::from_owner(place.view(id, &stored, part, read.clone())?);
-        let [start, end] = [elements.start, elements.end].map(|at| (at - read.start) * part.each as usize);
+        let (whole, some) = (part.bytes_of(read.clone()), part.bytes_of(elements));
+        let reservation = self.reserve_working(&place, id, whole.len() as u64)?;
+        let bytes = Bytes::from_owner(place.view(id, &stored, &part, read)?);
+        let [start, end] = [some.start, some.end].map(|at| at - whole.start);
         let bytes = leased(bytes, Arc::new((reservation, lease))).slice(start..end);
         Ok(ParamBufferView { bytes, version })
     }
@@ -156,7 +157,7 @@ impl DiskStore {
             slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
         let load = || {
             let reservation = self.reserve_working(&place, id, stored.shape.bytes())?;
-            let mut masters = stored.shape.zeros(stored.shape.len());
+            let mut masters = stored.shape.zeros(0..stored.shape.len());
             place.load(id, &stored, 0..stored.shape.len(), &mut masters)?;
             Ok((masters, reservation))
         };
@@ -199,14 +200,15 @@ impl DiskStore {
         rewrite: &mut Rewrite<'_>,
         began: &mut dyn FnMut(),
     ) -> Result<(), SpillError> {
-        let _reservation =
-            self.reserve_working(place, id, stored.shape.bytes_of(stored.shape.len().min(self.piece)))?;
+        let pieces = place.pieces(0..stored.shape.len());
+        let most = pieces.map(|piece| stored.shape.bytes_of(&piece)).max().unwrap_or(0);
+        let _reservation = self.reserve_working(place, id, most)?;
         let mut masters = Masters::default();
         for piece in place.pieces(0..stored.shape.len()) {
-            if masters.elements() != piece.len() {
+            if !stored.shape.fits(&masters, &piece) {
                 // There is memory for one piece.
                 drop(std::mem::take(&mut masters));
-                masters = stored.shape.zeros(piece.len());
+                masters = stored.shape.zeros(piece.clone());
             }
             place.load(id, stored, piece.clone(), &mut masters)?;
             rewrite(piece.start, &mut masters)?;
@@ -221,8 +223,7 @@ impl DiskStore {
 fn written(place: &FileSlot, id: ParamBufferId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
     let elements = masters.elements();
     let narrow = masters.narrow.as_ref().is_none_or(|narrow| narrow.len() == elements);
-    let moments = masters.moments.iter().all(|moment| moment.len() == elements);
-    if !(Shape::of(masters) == stored.shape && narrow && moments) {
+    if !(Shape::of(masters) == stored.shape && narrow && stored.shape.fits(masters, &(0..elements))) {
         return Content::Lost { problem: "its lengths have changed".to_owned() };
     }
     match place.save(id, (&mut stored, 0), masters) {
@@ -345,16 +346,16 @@ impl TierStore for DiskStore {
         &self,
         id: ParamBufferId,
         part: MastersPart,
-        start: usize,
-        values: &[f32],
+        elements: Range<usize>,
+        words: &[f32],
     ) -> Result<(), SpillError> {
         if !self.holds(id) {
-            return self.below.write_part(id, part, start, values);
+            return self.below.write_part(id, part, elements, words);
         }
         self.changed(id, |place, stored, began| {
-            place.check_pieces(stored, start..start + values.len());
+            place.check_pieces(stored, elements.clone());
             began();
-            place.overwrite(id, stored, (part, start), values)
+            place.overwrite(id, stored, (part, elements), words)
         })
     }
 
@@ -473,6 +474,9 @@ mod tests {
         conformance::run(&|| Arc::new(store(&working())));
         for piece in [1, 64, 299, 300] {
             conformance::run(&|| Arc::new(in_pieces(&working(), piece)));
+        }
+        for piece in [256, 512, PIECE] {
+            conformance::run_quantized(&|| Arc::new(in_pieces(&working(), piece)));
         }
         conformance::run(&|| Arc::new(DiskStore::new(Arc::new(DramStore::new()))));
     }
@@ -657,9 +661,9 @@ mod tests {
         let host = conformance::budget();
         let others: [fn(&mut Masters); 4] = [
             |masters| drop(masters.moments.pop()),
-            |masters| masters.moments[1].truncate(128),
-            |masters| masters.moments[1].extend([0.0; 64]),
-            |masters| masters.moments[0].clear(),
+            |masters| masters.moments[1].words.truncate(128),
+            |masters| masters.moments[1].words.extend([0.0; 64]),
+            |masters| masters.moments[0].words.clear(),
         ];
         for change in others {
             let store = in_pieces(&working(), 64);
@@ -743,18 +747,25 @@ mod tests {
         let first = Masters::new(params.to_vec(), vec![Vec::new(); 2]);
         assert_eq!(first.len_bytes(), masters().len_bytes());
         store.insert(ID, first, host.reserve(3600, "task").unwrap()).unwrap();
-        let zeros = Masters { moments: vec![vec![0.0; 300]; 2], ..masters() };
+        let zeros = Masters { moments: vec![vec![0.0; 300].into(); 2], ..masters() };
         assert_eq!((&*store.write(ID).unwrap(), store.version(ID).unwrap()), (&zeros, 0));
         let peak = working.take_recent_peak();
         for (moment, values) in moments.iter().enumerate() {
-            for (piece, values) in values.chunks(64).enumerate() {
-                store.write_part(ID, MastersPart::Moment(moment), 64 * piece, values).unwrap();
+            for (piece, values) in values.words.chunks(64).enumerate() {
+                store
+                    .write_part(
+                        ID,
+                        MastersPart::Moment(moment),
+                        64 * piece..64 * piece + values.len(),
+                        values,
+                    )
+                    .unwrap();
             }
         }
         assert_eq!((peak, working.take_recent_peak()), (3600, 0));
         for elements in [0..63, 1..65, 256..301, 320..384] {
             let values = vec![9.0; elements.len()];
-            let write = || store.write_part(ID, MastersPart::Moment(1), elements.start, &values);
+            let write = || store.write_part(ID, MastersPart::Moment(1), elements.clone(), &values);
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(write)).is_err(), "{elements:?}");
         }
         assert_eq!(store.remove(ID).unwrap(), masters());

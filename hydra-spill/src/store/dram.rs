@@ -80,7 +80,13 @@ impl TierStore for DramStore {
         part: MastersPart,
         elements: Range<usize>,
     ) -> Result<ParamBufferView, SpillError> {
-        self.view(id, move |masters| bytemuck::cast_slice(&masters.part(part)[elements.clone()]))
+        self.view(id, move |masters| match part {
+            MastersPart::Params => bytemuck::cast_slice(&masters.params[elements.clone()]),
+            MastersPart::Moment(moment) => {
+                let moment = &masters.moments[moment];
+                &bytemuck::cast_slice(&moment.words)[moment.layout.bytes_of(elements.clone())]
+            }
+        })
     }
 
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
@@ -117,6 +123,7 @@ mod tests {
     #[test]
     fn the_dram_store_conforms() {
         conformance::run(&|| Arc::new(DramStore::new()));
+        conformance::run_quantized(&|| Arc::new(DramStore::new()));
     }
 
     #[test]

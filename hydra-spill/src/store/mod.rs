@@ -7,6 +7,8 @@
 //! This module may use memory and links. It never decides what moves when, and does not depend on cards.
 
 use crate::Reservation;
+#[cfg(doc)]
+use hydra_core::optimizer::MomentLayout;
 use hydra_core::{BUFFER_PART, DeviceBytes};
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,9 +26,9 @@ mod shared;
 mod slots;
 
 pub use buffer::{
-    Masters, MastersPart, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Writer,
+    Masters, MastersPart, Moment, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Writer,
 };
-pub use device_resident::{DeviceMasters, DeviceNarrow, DeviceResidentStore, DeviceWriter};
+pub use device_resident::{DeviceMasters, DeviceMoment, DeviceNarrow, DeviceResidentStore, DeviceWriter};
 pub use disk::DiskStore;
 pub use dram::DramStore;
 pub use error::SpillError;
@@ -63,8 +65,8 @@ pub trait TierStore: Send + Sync {
     /// those of [`read`](Self::read).
     fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError>;
 
-    /// Reads some elements of a part of the master weights, `f32`; otherwise like [`read`](Self::read).
-    /// Errors are those of [`read`](Self::read).
+    /// Reads some elements of a part of the master weights: `f32`, or those [bytes](MomentLayout::bytes_of) of a moment;
+    /// otherwise like [`read`](Self::read). Errors are those of [`read`](Self::read).
     ///
     /// # Panics
     /// If the buffer has no such part or elements.
@@ -107,20 +109,21 @@ pub trait TierStore: Send + Sync {
         rewrite_whole(self.write(id)?, rewrite)
     }
 
-    /// Writes some elements of a part of the master weights, from `start` on, and commits them; the rounded
-    /// copy is updated. The elements are whole pieces of [`PIECE`] elements, or extend to the end. Errors are
+    /// Writes the [words](Masters::words_of) of some elements of a part of the master weights, and commits them; the
+    /// rounded copy is updated. The elements are whole pieces of [`PIECE`] elements, or extend to the end. Errors are
     /// those of [`write`](Self::write).
     ///
     /// # Panics
-    /// If the buffer has no such part or elements, or they are not whole pieces and the store requires them.
+    /// If the buffer has no such part or elements, or they are not whole pieces and the store requires them, or there is
+    /// another number of words.
     fn write_part(
         &self,
         id: ParamBufferId,
         part: MastersPart,
-        start: usize,
-        values: &[f32],
+        elements: Range<usize>,
+        words: &[f32],
     ) -> Result<(), SpillError> {
-        overwrite(self.write(id)?, part, start, values)
+        overwrite(self.write(id)?, part, elements, words)
     }
 
     /// The number of committed writes, not counting one in progress.
@@ -176,10 +179,11 @@ pub type Rewrite<'a> = dyn FnMut(usize, &mut Masters) -> Result<(), SpillError> 
 fn overwrite(
     mut writer: ParamBufferWriter,
     part: MastersPart,
-    start: usize,
-    values: &[f32],
+    elements: Range<usize>,
+    words: &[f32],
 ) -> Result<(), SpillError> {
-    writer.part_mut(part)[start..start + values.len()].copy_from_slice(values);
+    let range = writer.words_of(part, elements);
+    writer.part_mut(part)[range].copy_from_slice(words);
     if part == MastersPart::Params {
         writer.round();
     }
@@ -205,8 +209,10 @@ pub(crate) fn check(
     if let Some(narrow) = masters.narrow.as_ref().filter(|narrow| narrow.len() != params && !is_frozen) {
         return Err(SpillError::NarrowLength { buffer: id, params, found: narrow.len() });
     }
-    if let Some(moment) = masters.moments.iter().position(|m| !m.is_empty() && m.len() != params) {
-        let found = masters.moments[moment].len();
+    let expected = |of: &Moment| of.layout.words_of(0..params).len();
+    let is_uneven = |of: &Moment| !of.words.is_empty() && of.words.len() != expected(of);
+    if let Some(moment) = masters.moments.iter().position(is_uneven) {
+        let found = masters.moments[moment].words.len();
         return Err(SpillError::MomentLength { buffer: id, params, moment, found });
     }
     covers(reservation, masters.len_bytes())

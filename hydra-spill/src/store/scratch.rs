@@ -2,8 +2,9 @@
 //! parts, so that a piece can be read and written on its own.
 
 use crate::memory::aligned::AlignedBytes;
-use crate::{Budget, Floats, Masters, MastersPart, NarrowFloats, ParamBufferId, SpillError};
+use crate::{Budget, Floats, Masters, MastersPart, Moment, NarrowFloats, ParamBufferId, SpillError};
 use hydra_core::FloatType;
+use hydra_core::optimizer::MomentLayout;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -13,13 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The layout of a buffer as consecutive parts: the rounded copy if there is one, the parameters, the
 /// moments.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shape {
     pub elements: u64,
     pub narrow: Option<FloatType>,
     /// Whether the parameters are there as `f32`; frozen ones may be there as `narrow` alone.
     pub wide: bool,
-    pub moments: usize,
+    pub moments: Vec<MomentLayout>,
 }
 
 /// The shape and checksums of a written buffer.
@@ -32,14 +33,31 @@ pub(super) struct Stored {
 }
 
 /// A part of a buffer in the file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Part {
     /// The index of the part.
     pub index: usize,
     /// The number of bytes before it.
     pub offset: u64,
+    layout: PartLayout,
+}
+
+/// Where the elements of a part are.
+#[derive(Clone, Debug)]
+enum PartLayout {
     /// The bytes per element.
-    pub each: u64,
+    Each(usize),
+    Moment(MomentLayout),
+}
+
+impl Part {
+    /// The bytes of some elements, which begin and end with a piece or with the buffer unless each has its own bytes.
+    pub fn bytes_of(&self, elements: Range<usize>) -> Range<usize> {
+        match &self.layout {
+            PartLayout::Each(each) => elements.start * each..elements.end * each,
+            PartLayout::Moment(layout) => layout.bytes_of(elements),
+        }
+    }
 }
 
 /// The position of a buffer in a file.
@@ -134,7 +152,8 @@ impl Shape {
         let narrow = masters.narrow.as_ref().map(NarrowFloats::float_type);
         let elements = masters.elements();
         let wide = masters.params.len() == elements;
-        Self { elements: elements as u64, narrow, wide, moments: masters.moments.len() }
+        let moments = masters.moments.iter().map(|moment| moment.layout.clone()).collect();
+        Self { elements: elements as u64, narrow, wide, moments }
     }
 
     fn narrow_bytes(&self) -> u64 {
@@ -147,21 +166,25 @@ impl Shape {
 
     /// A part of the masters.
     pub fn part(&self, part: MastersPart) -> Part {
-        let before = match part {
-            MastersPart::Params => 0,
-            MastersPart::Moment(moment) => 1 + moment,
+        let first = usize::from(self.narrow.is_some());
+        let MastersPart::Moment(moment) = part else {
+            let layout = PartLayout::Each(size_of::<f32>());
+            return Part { index: first, offset: self.narrow_bytes(), layout };
         };
+        let bytes = |layout: &MomentLayout| layout.bytes_of(0..self.len()).len() as u64;
         Part {
-            index: usize::from(self.narrow.is_some()) + before,
-            offset: self.narrow_bytes() + before as u64 * self.param_bytes(),
-            each: size_of::<f32>() as u64,
+            index: first + 1 + moment,
+            offset: self.narrow_bytes()
+                + self.param_bytes()
+                + self.moments[..moment].iter().map(bytes).sum::<u64>(),
+            layout: PartLayout::Moment(self.moments[moment].clone()),
         }
     }
 
     /// The part that a promotion reads.
     pub fn moving(&self) -> Part {
         match self.narrow {
-            Some(float) => Part { index: 0, offset: 0, each: float.bytes() as u64 },
+            Some(float) => Part { index: 0, offset: 0, layout: PartLayout::Each(float.bytes()) },
             None => self.part(MastersPart::Params),
         }
     }
@@ -169,38 +192,46 @@ impl Shape {
     /// All parts, in the order of the file.
     fn parts(&self) -> impl Iterator<Item = Part> + use<> {
         let narrow = self.narrow.map(|_| self.moving());
-        let moments = (0..self.moments).map(MastersPart::Moment);
+        let moments = (0..self.moments.len()).map(MastersPart::Moment);
         let wide = self.wide.then_some(MastersPart::Params).into_iter().chain(moments);
         narrow.into_iter().chain(wide.map(|part| self.part(part)).collect::<Vec<_>>())
     }
 
-    /// The bytes of `elements` elements of all parts.
-    pub fn bytes_of(&self, elements: usize) -> u64 {
-        self.parts().map(|part| part.each * elements as u64).sum()
+    /// The bytes of some elements of all parts.
+    pub fn bytes_of(&self, elements: &Range<usize>) -> u64 {
+        self.parts().map(|part| part.bytes_of(elements.clone()).len() as u64).sum()
     }
 
     pub fn bytes(&self) -> u64 {
-        self.bytes_of(self.len())
+        self.bytes_of(&(0..self.len()))
     }
 
     pub fn len(&self) -> usize {
         self.elements as usize
     }
 
-    /// Returns master weights of `elements` zeros.
-    pub fn zeros(&self, elements: usize) -> Masters {
-        let moments = (0..self.moments).map(|_| vec![0.0; elements]).collect();
-        let narrow = self.narrow.map(|float| NarrowFloats::zeros(elements, float));
-        let params = vec![0.0; if self.wide { elements } else { 0 }];
-        Masters { narrow, ..Masters::new(params, moments) }
+    /// Returns zeros for some elements.
+    pub fn zeros(&self, elements: Range<usize>) -> Masters {
+        let moments = self.moments.iter().map(|layout| Moment::zeros(layout, elements.clone())).collect();
+        let narrow = self.narrow.map(|float| NarrowFloats::zeros(elements.len(), float));
+        let params = vec![0.0; if self.wide { elements.len() } else { 0 }];
+        Masters { narrow, moments, ..Masters::new(params, Vec::new()) }
+    }
+
+    /// Returns whether `masters` have the lengths of some elements.
+    pub fn fits(&self, masters: &Masters, elements: &Range<usize>) -> bool {
+        let moments = || masters.moments.iter().zip(&self.moments);
+        masters.elements() == elements.len()
+            && masters.moments.len() == self.moments.len()
+            && moments().all(|(moment, layout)| moment.words.len() == layout.words_of(elements.clone()).len())
     }
 }
 
 impl Stored {
     /// Returns master weights of this shape that were never written.
     pub fn nothing(shape: Shape, piece: usize) -> Self {
-        let sums = shape.parts().map(|_| vec![0; shape.len().div_ceil(piece)]);
-        Self { shape, sums: sums.collect() }
+        let sums = shape.parts().map(|_| vec![0; shape.len().div_ceil(piece)]).collect();
+        Self { shape, sums }
     }
 }
 
@@ -232,14 +263,15 @@ impl FileSlot {
     fn read_part(
         &self,
         stored: &Stored,
-        part: Part,
+        part: &Part,
         elements: Range<usize>,
         out: &mut [u8],
     ) -> io::Result<()> {
         let mut rest = out;
         for piece in self.pieces(elements) {
-            let out = rest.split_off_mut(..piece.len() * part.each as usize).expect("its own bytes");
-            self.scratch.file.read_at(self.offset + part.offset + part.each * piece.start as u64, out)?;
+            let bytes = part.bytes_of(piece.clone());
+            let out = rest.split_off_mut(..bytes.len()).expect("its own bytes");
+            self.scratch.file.read_at(self.offset + part.offset + bytes.start as u64, out)?;
             self.scratch.moved.read.fetch_add(out.len() as u64, Relaxed);
             verify(out, stored.sums[part.index][piece.start / self.scratch.piece])?;
         }
@@ -250,11 +282,11 @@ impl FileSlot {
         &self,
         id: ParamBufferId,
         stored: &Stored,
-        part: Part,
+        part: &Part,
         elements: Range<usize>,
     ) -> Result<AlignedBytes, SpillError> {
         let read = || {
-            let mut bytes = AlignedBytes::zeros(elements.len() * part.each as usize)?;
+            let mut bytes = AlignedBytes::zeros(part.bytes_of(elements.clone()).len())?;
             self.read_part(stored, part, elements, bytes.as_mut())?;
             Ok(bytes)
         };
@@ -270,7 +302,7 @@ impl FileSlot {
         masters: &mut Masters,
     ) -> Result<(), SpillError> {
         let mut parts = stored.shape.parts().zip(parts_mut(masters));
-        let read = parts.try_for_each(|(part, out)| self.read_part(stored, part, elements.clone(), out));
+        let read = parts.try_for_each(|(part, out)| self.read_part(stored, &part, elements.clone(), out));
         read.map_err(self.failed(id, "read"))
     }
 
@@ -282,15 +314,17 @@ impl FileSlot {
         masters: &Masters,
     ) -> Result<(), SpillError> {
         let all = start..start + masters.elements();
-        let zeros =
-            if masters.moments.iter().any(Vec::is_empty) { self.scratch.piece.min(all.len()) } else { 0 };
+        let is_empty = masters.moments.iter().any(|moment| moment.words.is_empty());
+        // No encoding has more bytes than `f32`.
+        let zeros = if is_empty { self.scratch.piece.min(all.len()) } else { 0 };
         let zeros = vec![0; zeros * size_of::<f32>()];
         let mut parts = stored.shape.parts().zip(parts(masters));
         let written = parts.try_for_each(|(part, bytes)| match bytes.is_empty() {
             true => self.pieces(all.clone()).try_for_each(|piece| {
-                self.write_part(stored, part, piece.start, &zeros[..piece.len() * part.each as usize])
+                let zeros = &zeros[..part.bytes_of(piece.clone()).len()];
+                self.write_part(stored, &part, piece, zeros)
             }),
-            false => self.write_part(stored, part, start, bytes),
+            false => self.write_part(stored, &part, all.clone(), bytes),
         });
         written.map_err(self.failed(id, "written"))
     }
@@ -300,26 +334,34 @@ impl FileSlot {
         &self,
         id: ParamBufferId,
         stored: &mut Stored,
-        (part, start): (MastersPart, usize),
-        values: &[f32],
+        (part, elements): (MastersPart, Range<usize>),
+        words: &[f32],
     ) -> Result<(), SpillError> {
-        let mut write = || {
-            self.write_part(stored, stored.shape.part(part), start, bytemuck::cast_slice(values))?;
+        let write = || {
+            let of = stored.shape.part(part);
+            self.write_part(stored, &of, elements.clone(), bytemuck::cast_slice(words))?;
             let Some(float) = stored.shape.narrow.filter(|_| part == MastersPart::Params) else {
                 return Ok(());
             };
-            let narrow = NarrowFloats::of(values, float, Floats::from);
-            self.write_part(stored, stored.shape.moving(), start, bytemuck::cast_slice(&narrow))
+            let (of, narrow) = (stored.shape.moving(), NarrowFloats::of(words, float, Floats::from));
+            self.write_part(stored, &of, elements, bytemuck::cast_slice(&narrow))
         };
         write().map_err(self.failed(id, "written"))
     }
 
-    /// Writes whole pieces of a part, starting at this element.
-    fn write_part(&self, stored: &mut Stored, part: Part, start: usize, mut bytes: &[u8]) -> io::Result<()> {
+    /// Writes whole pieces of a part.
+    fn write_part(
+        &self,
+        stored: &mut Stored,
+        part: &Part,
+        elements: Range<usize>,
+        mut bytes: &[u8],
+    ) -> io::Result<()> {
         let sums = &mut Arc::make_mut(&mut stored.sums)[part.index];
-        for piece in self.pieces(start..start + bytes.len() / part.each as usize) {
-            let bytes = bytes.split_off(..piece.len() * part.each as usize).expect("its own bytes");
-            self.scratch.file.write_at(self.offset + part.offset + part.each * piece.start as u64, bytes)?;
+        for piece in self.pieces(elements) {
+            let at = part.bytes_of(piece.clone());
+            let bytes = bytes.split_off(..at.len()).expect("its own bytes");
+            self.scratch.file.write_at(self.offset + part.offset + at.start as u64, bytes)?;
             self.scratch.moved.written.fetch_add(bytes.len() as u64, Relaxed);
             sums[piece.start / self.scratch.piece] = crc32fast::hash(bytes);
         }
@@ -340,7 +382,7 @@ fn verify(bytes: &[u8], sum: u32) -> io::Result<()> {
 /// The bytes of master weights in the order of the file.
 fn parts(masters: &Masters) -> impl Iterator<Item = &[u8]> {
     let narrow = masters.narrow.iter().map(|narrow| bytemuck::cast_slice(narrow));
-    let moments = masters.moments.iter().map(|moment| bytemuck::cast_slice(moment));
+    let moments = masters.moments.iter().map(|moment| bytemuck::cast_slice(&moment.words));
     let params = (!masters.params.is_empty()).then(|| bytemuck::cast_slice(&masters.params));
     narrow.chain(params).chain(moments)
 }
@@ -348,7 +390,7 @@ fn parts(masters: &Masters) -> impl Iterator<Item = &[u8]> {
 fn parts_mut(masters: &mut Masters) -> impl Iterator<Item = &mut [u8]> {
     let Masters { params, narrow, moments, .. } = masters;
     let narrow = narrow.iter_mut().map(|narrow| bytemuck::cast_slice_mut(narrow));
-    let moments = moments.iter_mut().map(|moment| bytemuck::cast_slice_mut(moment));
+    let moments = moments.iter_mut().map(|moment| bytemuck::cast_slice_mut(&mut moment.words));
     let params = (!params.is_empty()).then(|| bytemuck::cast_slice_mut(params));
     narrow.chain(params).chain(moments)
 }

@@ -166,10 +166,10 @@ impl TierStore for SharedStore {
         &self,
         id: ParamBufferId,
         part: MastersPart,
-        start: usize,
-        values: &[f32],
+        elements: Range<usize>,
+        words: &[f32],
     ) -> Result<(), SpillError> {
-        self.below.write_part(self.own(id)?, part, start, values)
+        self.below.write_part(self.own(id)?, part, elements, words)
     }
 
     fn version(&self, id: ParamBufferId) -> Result<u64, SpillError> {

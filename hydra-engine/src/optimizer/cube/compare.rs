@@ -5,7 +5,7 @@ use crate::optimizer::check::{OptimizerCheck, RuleCheck, Tried};
 use burn::tensor::Device;
 use bytes::Bytes;
 use hydra_core::cube::CubeBytes;
-use hydra_core::optimizer::{AdamW, Elements, Optimizer, Sgd, Step};
+use hydra_core::optimizer::{AdamW, Elements, MomentMut, Optimizer, Sgd, Step};
 use hydra_core::{DeviceBytes, FloatType, HostTensor, Key, OptimizerSpec, finish};
 use hydra_spill::{DeviceLink, Direction, LinkError, SpillError};
 use std::ops::Range;
@@ -208,7 +208,7 @@ impl OnDevice<'_> {
             let grads_there = self.tensor_up(&grads, float)?;
             kernel.launch(&step, rule.clip, &params_there, &grads_there, &moments_there);
             self.finish()?;
-            let mut moments: Vec<&mut [f32]> = moments.iter_mut().map(|m| &mut m[..]).collect();
+            let mut moments: Vec<MomentMut<'_>> = moments.iter_mut().map(|m| MomentMut::Floats(m)).collect();
             let grads = grads.floats(0..2 * ELEMENTS);
             here(&*rule.spec, &step, Elements::new(&mut params, &grads, &mut moments, rule.clip));
             found.count(&params, &self.down(&params_there)?);

@@ -101,7 +101,8 @@ impl DeviceMemory for CubeMemory {
         let kernel = rules::kernel(&*step.spec.optimizer).expect("an optimizer that steps here");
         for (param, gradient) in layout.params.iter().zip(gradient) {
             let params = param_of(&masters.params, param);
-            let moments: Vec<_> = masters.moments.iter().map(|moment| param_of(moment, param)).collect();
+            let moments: Vec<_> =
+                masters.moments.iter().map(|moment| param_of(&moment.bytes, param)).collect();
             let gradient = match gradient {
                 Some(gradient) => CubeFloats::of(gradient),
                 None => zeros(&CubeFloats::wide(params.clone())),
