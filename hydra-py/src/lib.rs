@@ -1,13 +1,15 @@
 //! The module `hydra_train._native`: the Rust part of the Python package `hydra_train`.
 //!
 //! The module is a thin binding. The Python API (keywords, runs, tasks, exceptions) is Python code in `python/hydra_train`. Only
-//! the parts that need Rust are here: starting a command, and waiting for it with the GIL released and signals handled.
+//! the parts that need Rust are here: starting a command, waiting for it with the GIL released and signals handled, and calling
+//! modules of PyTorch as layers.
 //!
-//! Invariant: this crate defines no flag, no default and no message; those are in `hydra-bench`.
+//! Invariant: this crate defines no flag and no default; those are in `hydra-bench`.
 #![forbid(unsafe_code)]
 
 mod errors;
 mod running;
+mod torch;
 
 use hydra_spill::alloc::CountingAllocator;
 use mimalloc::MiMalloc;
@@ -22,6 +24,8 @@ static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::new(MiMalloc)
 mod _native {
     #[pymodule_export]
     use crate::running::{Events, Running, machine, report, spec, start};
+    #[pymodule_export]
+    use crate::torch::Memory;
     #[pymodule_export]
     use crate::{hint, keywords, renamed};
     use pyo3::prelude::*;

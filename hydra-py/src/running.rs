@@ -1,10 +1,12 @@
 //! A running command and its events. Every wait releases the GIL, and handles signals ten times per second.
 
 use crate::errors::exception;
+use crate::torch::own_model;
 use hydra_bench::embedded::{self, End, Failure, Next};
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The interval at which signals, such as Ctrl-C, are handled during a wait.
@@ -32,10 +34,16 @@ fn poll<T: Send>(
     }
 }
 
-/// Starts a command, given its command line arguments.
+/// Starts a command, given its command line arguments, and a model of this program that they name.
 #[pyfunction]
-pub(crate) fn start(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<Running> {
-    let started = py.detach(|| embedded::start(arguments));
+#[pyo3(signature = (arguments, own=None))]
+pub(crate) fn start(
+    py: Python<'_>,
+    arguments: Vec<OsString>,
+    own: Option<Bound<'_, PyAny>>,
+) -> PyResult<Running> {
+    let own = own.map(|own| own_model(&own)).transpose()?.map(Arc::new);
+    let started = py.detach(|| embedded::start(arguments, own));
     started.map(Running).map_err(|failure| exception(py, &failure))
 }
 

@@ -17,11 +17,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Union
+from typing import Any, Protocol, TypedDict, Union
 
 Path = Union[str, "os.PathLike[str]"]
 Row = Union[str, Sequence[int], Mapping[str, Any]]
-Data = Union[Path, Iterable[Row], Mapping[str, Iterable[Row]]]
+Dataset = Union[Iterable[Row], "MapStyle"]
+Data = Union[Path, Dataset, Mapping[str, Dataset]]
+Model = Union[Path, Sequence[Path], "ModuleChain"]
+
+
+class MapStyle(Protocol):
+    """A map-style dataset of PyTorch."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class ModuleChain(Protocol):
+    """A ``hydra_train.torch.Chain``, whose types need PyTorch."""
+
+    @property
+    def modules(self) -> Mapping[str, Any]: ...
 '''
 
 
@@ -29,6 +45,8 @@ def type_of(name: str, value: str | None) -> str:
     """Returns the type of a keyword whose value has this form."""
     if name == "data":
         return "Data"
+    if name == "model":
+        return "Model"
     if value is None:
         return "bool"
     if value.endswith(" .."):

@@ -7,6 +7,7 @@ mod events;
 mod failure;
 mod keywords;
 
+pub use crate::session::OwnModel;
 pub use events::{Events, Next};
 pub use failure::{Failure, Kind};
 pub use keywords::{Hint, Keyword, hint, keywords, renamed};
@@ -16,7 +17,7 @@ use crate::commands::select;
 use crate::control::Control;
 use crate::machine::kind;
 use crate::run_dir::{Journal, Merged, Report, is_taken, is_unfinished, read_report};
-use crate::session::Environment;
+use crate::session::{Environment, Registered};
 use crate::terminal::{Outcome, Show, log, panics};
 use std::ffi::OsString;
 use std::io;
@@ -44,19 +45,25 @@ pub struct Running {
 }
 
 /// Starts a command with these arguments, without the program's name. Its results are JSON if the arguments include `--json`.
+/// The command finds `own`, models of this program, by the names in its `--model` and `--data`, or in those of the run that it
+/// resumes.
 ///
 /// Device memory is measured only in a program that installs the counting allocator of `hydra-spill`.
 ///
 /// # Errors
 /// If the arguments are invalid, or the thread cannot be started.
-pub fn start(arguments: impl IntoIterator<Item = OsString>) -> Result<Running, Failure> {
+pub fn start(
+    arguments: impl IntoIterator<Item = OsString>,
+    own: impl IntoIterator<Item = Arc<OwnModel>>,
+) -> Result<Running, Failure> {
     let arguments = std::iter::once(OsString::from("hydra")).chain(arguments);
     let cli = Cli::read(arguments).map_err(|error| Failure::of_arguments(&error))?;
     let running = Running { control: Control::default(), end: Arc::default() };
     let of_thread = running.clone();
     // The name keeps the panic hook quiet: a panic is an error of this command.
     let thread = std::thread::Builder::new().name("hydra-command".to_owned()).stack_size(STACK);
-    thread.spawn(move || of_thread.run(cli)).map_err(|error| Failure::of_thread(&error))?;
+    let own: Vec<Registered> = own.into_iter().map(Registered::new).collect();
+    thread.spawn(move || of_thread.run(cli, own)).map_err(|error| Failure::of_thread(&error))?;
     Ok(running)
 }
 
@@ -89,7 +96,7 @@ pub fn spec(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Fai
 const STACK: usize = 8 << 20;
 
 impl Running {
-    fn run(&self, cli: Cli) {
+    fn run(&self, cli: Cli, own: Vec<Registered>) {
         let around = Environment::look(Show::Nothing).inside(self.control.clone());
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
@@ -105,7 +112,7 @@ impl Running {
             Err(panic) => Err(Failure::from_panic(panic.as_ref())),
         };
         // The environment is dropped, with its reservation, before the end is published.
-        drop(around);
+        drop((around, own));
         let _ = self.end.set(end);
         self.control.end();
     }

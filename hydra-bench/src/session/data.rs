@@ -1,6 +1,7 @@
 //! Loads the data of a spec for its model.
 
 use super::labelled::{LabelReader, task_type};
+use super::own::{self, OwnModel};
 use super::pairs::{PairReader, check_settings};
 use super::splits::{
     NAMES, Splits, context_of, counted, note_of_cut, note_of_merged, note_of_parts, note_of_sharegpt,
@@ -47,6 +48,23 @@ impl Data {
         })
     }
 
+    /// Returns the data of an embedding program, which has at least training data.
+    fn of_own(own: &OwnModel) -> Result<Self, Usage> {
+        let [train, validation, test] = own.splits.clone();
+        let train = train.ok_or_else(|| Usage::new(format!("`{}` has no training data", own.data)))?;
+        let references = [None, None, None];
+        Ok(Self { train, validation, test, context: None, items: "items", notes: Vec::new(), references })
+    }
+
+    /// Returns one of the splits, if there is one.
+    fn split(&self, split: Split) -> Option<&Arc<dyn Content>> {
+        match split {
+            Split::Train => Some(&self.train),
+            Split::Validation => self.validation.as_ref(),
+            Split::Test => self.test.as_ref(),
+        }
+    }
+
     /// Returns the training, validation and test splits.
     pub(crate) fn splits(&self) -> [Option<&dyn Content>; 3] {
         [Some(self.train.as_ref()), self.validation.as_deref(), self.test.as_deref()]
@@ -64,6 +82,7 @@ pub(crate) enum Reader {
     Labelled(Box<LabelReader>),
     Pairs(Box<PairReader>),
     Images(Preprocessor, Arc<DecodeMemory>),
+    Own(Arc<OwnModel>),
 }
 
 /// Reads texts and examples for a language model.
@@ -84,6 +103,7 @@ pub(crate) enum Source {
     Labelled(LabelledFiles),
     Pairs(PreferenceFiles),
     Images(ImageSource),
+    Own(Data),
 }
 
 impl Source {
@@ -94,6 +114,7 @@ impl Source {
             Self::Labelled(source) => source.has(split),
             Self::Pairs(source) => source.has(split),
             Self::Images(source) => source.has(split),
+            Self::Own(data) => data.split(split).is_some(),
         }
     }
 }
@@ -101,6 +122,9 @@ impl Source {
 impl Reader {
     /// Returns the reader of a model with these settings.
     pub(crate) fn new(model: &dyn Model, spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
+        if let Some(own) = own::find(spec)? {
+            return Ok(Self::Own(own));
+        }
         let failed = || format!("the model `{}` could not be loaded", spec.name());
         let task = task_type(model, spec)?;
         check_settings(spec)?;
@@ -130,6 +154,7 @@ impl Reader {
                 let preprocessor = Preprocessor::of_model(model.directory(), side).with_context(failed)?;
                 Ok(Self::Images(preprocessor, memory.clone()))
             }
+            Reads::Batches => bail!("`{}` reads batches that no program has brought", spec.name()),
         }
     }
 
@@ -139,7 +164,7 @@ impl Reader {
             Self::Tokens(reader) => Some(&reader.tokenizer),
             Self::Labelled(reader) => Some(&reader.tokenizer),
             Self::Pairs(reader) => Some(&reader.tokenizer),
-            Self::Images(..) => None,
+            Self::Images(..) | Self::Own(_) => None,
         }
     }
 
@@ -158,6 +183,7 @@ impl Reader {
                 return Err(of_other_kind(model, ["images", "text"], data).into());
             }
             Self::Images(..) => Source::Images(ImageSource::open(Path::new(data))?),
+            Self::Own(own) => Source::Own(Data::of_own(own)?),
         })
     }
 
@@ -179,7 +205,16 @@ impl Reader {
                 let splits = splits.iter().map(images).collect::<Result<_>>()?;
                 Ok(Splits { splits, context: None, items: "images", notes, references: Vec::new() })
             }
-            _ => anyhow::bail!("the data is not of the kind that was opened"),
+            (Self::Own(_), Source::Own(data)) => {
+                let split = |split: &Split| {
+                    let found = data.split(*split).cloned();
+                    found.with_context(|| format!("the data has no split of the kind {split:?}"))
+                };
+                let splits = splits.iter().map(split).collect::<Result<_>>()?;
+                let (items, notes, references) = (data.items, Vec::new(), Vec::new());
+                Ok(Splits { splits, context: None, items, notes, references })
+            }
+            _ => bail!("the data is not of the kind that was opened"),
         }
     }
 }

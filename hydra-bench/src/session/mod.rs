@@ -18,6 +18,7 @@ pub(crate) mod memory_plan;
 pub(crate) mod model;
 pub(crate) mod orchestrator;
 mod origin;
+mod own;
 mod pairs;
 pub(crate) mod predict;
 mod prediction;
@@ -39,6 +40,8 @@ pub(crate) use orchestrator::{
     Both, Environment, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
     orchestrator,
 };
+pub use own::OwnModel;
+pub(crate) use own::Registered;
 pub(crate) use reference::score_with_base;
 pub(crate) use splits::context_of;
 pub(crate) use synthetic::Synthetic;

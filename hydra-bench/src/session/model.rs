@@ -1,9 +1,9 @@
 //! Loads and builds the model of a spec.
 
 use super::data::{Data, Reader};
-use super::origin;
 use super::pairs::{self, PairObjective};
 use super::predict::Predicts;
+use super::{origin, own};
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result, bail};
@@ -41,7 +41,10 @@ impl Model {
     /// Loads the model of a spec. Weights are checked now and read when a task starts. Images are decoded in `memory`.
     pub(crate) fn load(spec: &ModelSettings, memory: &Arc<DecodeMemory>) -> Result<Self> {
         let failed = || format!("the model `{}` could not be loaded", spec.name());
-        let mut model = family::load(spec.name()).with_context(failed)?;
+        let mut model = match own::find(spec)? {
+            Some(own) => (own.build)(),
+            None => family::load(spec.name()).with_context(failed)?,
+        };
         let objective = PairObjective::of(spec);
         // TRL switches dropout off for preferences and rewards.
         let dropout = spec.dropout.or(objective.map(|_| 0.0));
@@ -375,6 +378,9 @@ impl Model {
 
     /// Returns the note on the origin of initial weights, tokenizer and adapters. `which` names the model, or the time.
     pub(crate) fn note_of_origin(&self, adapters: &AdapterSettings, seeds: &[u64], which: &str) -> String {
+        if let Reader::Own(own) = &self.reader {
+            return format!("note: weights{which}: those of the modules of `{}`", own.model);
+        }
         let tokenizer = self.reader.tokenizer().map(|known| origin::tokenizer(known, self.model.directory()));
         let weights = origin::weights(&self.model.files(), seeds);
         let parts = [

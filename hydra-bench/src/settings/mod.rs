@@ -24,7 +24,7 @@ pub(crate) use checkpoints::{CheckpointArg, CheckpointSettings};
 pub(crate) use devices::{DeviceSettings, policy_help};
 pub(crate) use fork::ForkSettings;
 pub(crate) use grid::{Grid, is_varied};
-pub(crate) use model::{DEFAULT_MODEL, ModelSettings, TaskName, dtypes, model_help};
+pub(crate) use model::{DEFAULT_MODEL, ModelSettings, TaskName, dtypes, is_own, model_help};
 pub(crate) use output::{OUTPUT, OutSettings, ResultSettings};
 pub(crate) use part::{Part, PartSettings, divided};
 pub(crate) use run::RunSettings;

@@ -16,6 +16,8 @@ use std::path::Path;
 /// The model without `--model`.
 pub(crate) const DEFAULT_MODEL: &str = "bytes-tiny";
 const BUILTIN: &str = "builtin";
+/// The beginning of the names of models and data that an embedding program brings.
+const OWN: &str = "torch:";
 const PROBLEM_TYPES: [&str; 3] = ["single_label_classification", "multi_label_classification", "regression"];
 
 /// What a model is trained for, as `--task` names it.
@@ -175,6 +177,9 @@ impl ModelSettings {
 
     /// A short name of this model.
     pub(crate) fn short_name(&self) -> String {
+        if let Some(name) = self.name().strip_prefix(OWN) {
+            return name.to_owned();
+        }
         // A repository on the hub may have a revision suffix.
         let name = self.name();
         let name = Path::new(
@@ -191,12 +196,20 @@ impl ModelSettings {
     /// These settings with the defaults for those that are not given, and with absolute paths.
     pub(crate) fn resolve(self) -> Result<Self> {
         let (model, data) = (self.name(), self.text());
+        if is_own(model) || is_own(data) {
+            return Ok(Self { model: Some(model.to_owned()), data: Some(data.to_owned()), ..self });
+        }
         Ok(Self {
             model: Some(if Path::new(model).exists() { absolute(model)? } else { model.to_owned() }),
             data: Some(if data == BUILTIN { data.to_owned() } else { absolute(data)? }),
             ..self
         })
     }
+}
+
+/// Returns whether a model or data of this name is one that an embedding program brings.
+pub(crate) fn is_own(name: &str) -> bool {
+    name.starts_with(OWN)
 }
 
 /// The parts of a list separated by commas; an existing path is one part.

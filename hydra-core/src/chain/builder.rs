@@ -47,6 +47,12 @@ impl ChainBuilder {
         self.push(name, module, true)
     }
 
+    /// Appends a layer of a type that implements [`Layer`] itself, because it is no Burn module.
+    pub fn boxed(mut self, name: impl Into<String>, layer: Box<dyn Layer>) -> Self {
+        self.layers.push((name.into(), layer, false));
+        self
+    }
+
     fn push(mut self, name: impl Into<String>, module: impl Forward + Sync + 'static, frozen: bool) -> Self {
         self.layers.push((name.into(), Box::new(module), frozen));
         self

@@ -146,6 +146,12 @@ fn one_number(part: &AnyTensor, what: &str) -> Tensor<1> {
     part.clone().into_float()
 }
 
+/// Returns `layer` as the last one of a chain with this objective: what [`Layer::with_objective`] returns for a type that
+/// implements [`Layer`] itself.
+pub fn last_layer(layer: Box<dyn Layer>, objective: Arc<dyn Objective>) -> Box<dyn Layer> {
+    Box::new(LastLayer { layer, objective })
+}
+
 /// The last layer of a chain with the chain's objective. It returns the loss, and in an evaluation pass also the
 /// [`Measures`]: the sums of rank 1 and the rows of rank 2, each if there are any.
 pub(crate) struct LastLayer {

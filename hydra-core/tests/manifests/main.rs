@@ -36,7 +36,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
             "hydra-engine",
         ],
     ),
-    ("hydra-py", &["hydra-bench", "hydra-spill"]),
+    ("hydra-py", &["hydra-core", "hydra-models", "hydra-bench", "hydra-spill"]),
 ];
 
 /// External crates that a crate must not depend on, by name prefix: the scheduler and the search use

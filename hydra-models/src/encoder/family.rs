@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(ModelType::NAMES.map(types), [true, false, false, false, false]);
         let positions = |kind: &str| match model(kind).reads() {
             Reads::Tokens { positions, .. } => positions,
-            Reads::Images { .. } => 0,
+            Reads::Images { .. } | Reads::Batches => 0,
         };
         assert_eq!(ModelType::NAMES.map(positions), [34, 32, 32, 34, 34]);
         assert_eq!(model("bert").task_type(), TaskType::SequenceClassification);

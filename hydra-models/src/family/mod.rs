@@ -98,6 +98,8 @@ pub enum Reads {
         /// The number of colour channels.
         channels: usize,
     },
+    /// Batches of the program that brings the model and its data: this crate reads none.
+    Batches,
 }
 
 /// What a model is trained for, by its head. Transformers has a class of models for each, PEFT a task type.
@@ -109,6 +111,8 @@ pub enum TaskType {
     SequenceClassification,
     /// The class of an image.
     ImageClassification,
+    /// The loss that a model of another program computes.
+    Own,
 }
 
 impl TaskType {
@@ -117,7 +121,7 @@ impl TaskType {
         match self {
             Self::CausalLm => Some("CAUSAL_LM"),
             Self::SequenceClassification => Some("SEQ_CLS"),
-            Self::ImageClassification => None,
+            Self::ImageClassification | Self::Own => None,
         }
     }
 }
@@ -194,6 +198,7 @@ pub trait Model: Send + Sync {
         match self.reads() {
             Reads::Tokens { .. } => self.head().map_or(TaskType::CausalLm, HeadConfig::task_type),
             Reads::Images { .. } => TaskType::ImageClassification,
+            Reads::Batches => TaskType::Own,
         }
     }
 
@@ -314,6 +319,7 @@ pub trait Model: Send + Sync {
         let found = match self.reads() {
             Reads::Tokens { .. } => "a text encoder".to_owned(),
             Reads::Images { .. } => "a model that reads images".to_owned(),
+            Reads::Batches => "a model of another program".to_owned(),
         };
         Err(GgufError::Architecture { found })
     }
@@ -366,6 +372,7 @@ mod tests {
                 Reads::Images { side, channels } => {
                     assert!(side > 1 && channels == 3 && short > 0.0 && short == long, "{}", preset.name);
                 }
+                Reads::Batches => panic!("`{}` has no form of inputs", preset.name),
             }
         }
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,10 @@ def train(**settings: Unpack[Train]) -> Run:
 
 
 def resume(directory: str | os.PathLike[str], **settings: Unpack[Resume]) -> Run:
-    """Resumes an interrupted run from its last checkpoints. Its results are those of an uninterrupted run."""
+    """Resumes an interrupted run from its last checkpoints. Its results are those of an uninterrupted run.
+
+    A run of a ``hydra_train.torch.Chain`` needs ``model`` and ``data`` again, with the same initial weights.
+    """
     return _run("resume", settings, os.fspath(directory))
 
 
@@ -95,15 +99,33 @@ def report(directory: str | os.PathLike[str], *others: str | os.PathLike[str]) -
 def _run(command: str, settings: Mapping[str, Any], *positional: str) -> Run:
     # Progress bars and lines are for terminals; a program reads events instead.
     settings = {"progress": "none", **settings}
+    own, settings = _own(command, settings)
     out = settings.get("out")
     # Data files are written next to the run directory.
     folder = Path("runs") if out is None else Path(out).parent
-    return Run([*_arguments(command, settings, folder), "--", *positional])
+    return Run([*_arguments(command, settings, folder), "--", *positional], own)
 
 
 def _result(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    own, settings = _own(command, settings)
     with tempfile.TemporaryDirectory() as folder:
-        return Run(_arguments(command, settings, Path(folder))).wait().report
+        return Run(_arguments(command, settings, Path(folder)), own).wait().report
+
+
+def _own(command: str, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Returns a chain of PyTorch modules with its data, if ``model`` is one, and the settings with their names."""
+    module = sys.modules.get("hydra_train.torch")
+    chain = settings.get("model")
+    if module is None or not isinstance(chain, module.Chain):
+        return None, settings
+    if settings.get("data") is None:
+        raise UsageError("a chain of PyTorch modules needs `data`, a map-style dataset", keyword="data")
+    if settings.get("save_dtype") not in (None, "f32"):
+        raise UsageError("the weights of a chain of PyTorch modules are written in f32: omit `save_dtype`", keyword="save_dtype")
+    own = chain.bind(settings["data"])
+    # A run has the names in its directory.
+    names = {} if command == "resume" else {"model": own.model, "data": own.data}
+    return own, {name: value for name, value in settings.items() if name not in ("model", "data")} | names
 
 
 def _arguments(command: str, settings: Mapping[str, Any], folder: Path) -> list[str]:

@@ -148,6 +148,18 @@ class Task:
         """The SHA-256 of the final weights; equal weights have equal hashes."""
         return self.report.get("weights_sha256")
 
+    def load(self) -> Any:
+        """Returns copies of the modules of a ``hydra_train.torch.Chain`` with the trained weights, as one ``torch.nn.Module``.
+
+        :raises HydraError: the run trains another kind of model, or the task has not written its model yet.
+        """
+        chain, directory = self._run._chain, self.model_dir
+        if chain is None:
+            raise HydraError("`load` returns modules of PyTorch, and the run trains another model: its files are in `model_dir`")
+        if directory is None:
+            raise HydraError(f"task `{self.name}` is {self.state} and has not written its model")
+        return chain.load(directory)
+
     def __repr__(self) -> str:
         return f"<Task {self.name}: {self.state}>"
 
@@ -160,8 +172,9 @@ class Run:
     block, the run is stopped first.
     """
 
-    def __init__(self, arguments: list[str]) -> None:
-        self._running = _native.start(arguments)
+    def __init__(self, arguments: list[str], own: Any = None) -> None:
+        self._chain = None if own is None else own.chain
+        self._running = _native.start(arguments, own)
         _RUNNING[:] = [run for run in _RUNNING if not run._has_ended()]
         _RUNNING.append(self)
 

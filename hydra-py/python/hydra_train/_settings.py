@@ -6,15 +6,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Union
+from typing import Any, Protocol, TypedDict, Union
 
 Path = Union[str, "os.PathLike[str]"]
 Row = Union[str, Sequence[int], Mapping[str, Any]]
-Data = Union[Path, Iterable[Row], Mapping[str, Iterable[Row]]]
+Dataset = Union[Iterable[Row], "MapStyle"]
+Data = Union[Path, Dataset, Mapping[str, Dataset]]
+Model = Union[Path, Sequence[Path], "ModuleChain"]
+
+
+class MapStyle(Protocol):
+    """A map-style dataset of PyTorch."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class ModuleChain(Protocol):
+    """A ``hydra_train.torch.Chain``, whose types need PyTorch."""
+
+    @property
+    def modules(self) -> Mapping[str, Any]: ...
 
 
 class Select(TypedDict, total=False):
-    model: Path | None
+    model: Model | None
     data: Data | None
     task: str | None
     loss: str | None
@@ -107,7 +123,7 @@ class Select(TypedDict, total=False):
 
 
 class Train(TypedDict, total=False):
-    model: Path | None
+    model: Model | None
     data: Data | None
     task: str | None
     loss: str | None
@@ -225,7 +241,7 @@ class Resume(TypedDict, total=False):
 
 
 class Evaluate(TypedDict, total=False):
-    model: Path | None
+    model: Model | None
     data: Data | None
     task: str | None
     loss: str | None
@@ -269,7 +285,7 @@ class Evaluate(TypedDict, total=False):
 
 
 class Explain(TypedDict, total=False):
-    model: Path | None
+    model: Model | None
     data: Data | None
     task: str | None
     loss: str | None

@@ -1,0 +1,145 @@
+//! Models and data that the embedding program brings: a command finds them by the names in its arguments.
+//!
+//! The names begin with [`PREFIX`], so that a command which lacks the program is refused instead of reading a file.
+
+use crate::settings::{ModelSettings, is_own};
+use crate::terminal::Usage;
+use anyhow::Result;
+use hydra_core::FloatType;
+use hydra_models::data::{Content, LossOn};
+use hydra_models::family::Model;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A model with its data. The names are those of `--model` and `--data`, and both begin with `torch:`.
+pub struct OwnModel {
+    /// The name of the model, which identifies its architecture and its initial weights.
+    pub model: String,
+    /// The name of the data, which identifies its content.
+    pub data: String,
+    /// Returns the model.
+    pub build: Box<dyn Fn() -> Box<dyn Model> + Send + Sync>,
+    /// The training, validation and test data; training data is required.
+    pub splits: [Option<Arc<dyn Content>>; 3],
+}
+
+static MODELS: Mutex<Vec<Arc<OwnModel>>> = Mutex::new(Vec::new());
+
+/// A model that commands find while this exists.
+pub(crate) struct Registered(Arc<OwnModel>);
+
+impl Registered {
+    pub(crate) fn new(model: Arc<OwnModel>) -> Self {
+        models().push(Arc::clone(&model));
+        Self(model)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mut models = models();
+        if let Some(at) = models.iter().position(|model| Arc::ptr_eq(model, &self.0)) {
+            models.remove(at);
+        }
+    }
+}
+
+fn models() -> std::sync::MutexGuard<'static, Vec<Arc<OwnModel>>> {
+    MODELS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the embedding program's model of these settings, or `None` if they name another kind of model.
+///
+/// # Errors
+/// A name of such a model or of such data that no program has brought, and settings that do not apply to them.
+pub(super) fn find(spec: &ModelSettings) -> Result<Option<Arc<OwnModel>>, Usage> {
+    let (model, data) = (spec.name(), spec.text());
+    if !is_own(model) && !is_own(data) {
+        return Ok(None);
+    }
+    let models = models();
+    let found = models.iter().find(|own| own.model == model && own.data == data).cloned();
+    let Some(found) = found else {
+        let mut known: Vec<String> =
+            models.iter().map(|own| format!("`{}` with `{}`", own.model, own.data)).collect();
+        known.dedup();
+        let known = if known.is_empty() {
+            "this program has none".to_owned()
+        } else {
+            format!("this program has {}", known.join(", "))
+        };
+        return Err(Usage::new(format!(
+            "`{model}` with the data `{data}` is a model of a Python program, and {known}: resume the run in Python, with the \
+             same modules, initial weights and data: hydra_train.resume(dir, model=chain, data=dataset)"
+        )));
+    };
+    check(spec)?;
+    Ok(Some(found))
+}
+
+/// Fails on settings of Hydra's own models and of its readers.
+fn check(spec: &ModelSettings) -> Result<(), Usage> {
+    let given = [
+        ("--task", spec.task.is_some()),
+        ("--loss", spec.loss.is_some()),
+        ("--beta", spec.beta.is_some()),
+        ("--gamma", spec.gamma.is_some()),
+        ("--problem-type", spec.problem_type.is_some()),
+        ("--columns", !spec.columns.is_empty()),
+        ("--context", spec.context.is_some()),
+        ("--loss-on", spec.loss_on != LossOn::default()),
+        ("--pack", spec.pack),
+        ("--tokenizer", spec.tokenizer.is_some()),
+        ("--dropout", spec.dropout.is_some()),
+        ("--vocabulary-parts", spec.vocabulary_parts.is_some()),
+        ("--train", !spec.train.is_empty()),
+        ("--dtype", spec.dtype != FloatType::F32),
+    ];
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(Usage::new(format!(
+            "{flag} does not apply to `{}`, whose modules and data are a Python program's: omit it",
+            spec.name()
+        ))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_models::family;
+
+    fn own(model: &str) -> Arc<OwnModel> {
+        let build = Box::new(|| family::load("bytes-tiny").unwrap());
+        let splits = [None, None, None];
+        Arc::new(OwnModel { model: model.to_owned(), data: "torch:rows".to_owned(), build, splits })
+    }
+
+    fn settings(model: &str, data: &str) -> ModelSettings {
+        let (model, data) = (Some(model.to_owned()), Some(data.to_owned()));
+        ModelSettings { model, data, ..crate::settings::flags::defaults() }
+    }
+
+    #[test]
+    fn a_model_is_found_by_both_names_while_its_command_runs() {
+        let found = |model: &str, data: &str| find(&settings(model, data)).map(|found| found.is_some());
+        assert!(!found("bytes-tiny", "builtin").unwrap());
+        let registered = [Registered::new(own("torch:a")), Registered::new(own("torch:a"))];
+        assert!(found("torch:a", "torch:rows").unwrap());
+        for [model, data] in [["torch:a", "builtin"], ["torch:b", "torch:rows"], ["gpt2", "torch:rows"]] {
+            let error = found(model, data).unwrap_err().to_string();
+            assert!(error.contains(model) && error.contains("resume(dir, model=chain"), "{error}");
+        }
+        let [first, second] = registered;
+        drop(first);
+        assert!(found("torch:a", "torch:rows").unwrap(), "another command has it");
+        drop(second);
+        assert!(found("torch:a", "torch:rows").is_err());
+    }
+
+    #[test]
+    fn settings_of_other_models_are_refused() {
+        let _registered = Registered::new(own("torch:c"));
+        let spec = ModelSettings { context: Some(8), ..settings("torch:c", "torch:rows") };
+        assert!(find(&spec).err().unwrap().to_string().contains("--context does not apply to `torch:c`"));
+    }
+}

@@ -1,0 +1,193 @@
+"""Modules of PyTorch as a chain."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from hydra_train._errors import HydraError, UsageError
+from hydra_train.torch._data import Data, shown, splits_of
+from hydra_train.torch._layer import Layer, Loss
+from hydra_train.torch._memory import bytes_of, name_of
+
+#: Hexadecimal digits of a hash in names.
+DIGITS = 16
+
+
+class Chain:
+    """Modules that pass their outputs on, as a model for ``hydra_train.select`` and the other functions.
+
+    :param modules: the modules in their order; a mapping gives them names. A module gets the tensors of the one before it as
+        its arguments, and returns a tensor or a tuple of tensors of ``float32``, ``int64``, ``int32`` or ``bool``.
+    :param inputs: the keys of a batch whose tensors the first module gets.
+    :param loss: returns the mean loss of the last module's outputs and the batch, a scalar. Without it the last module does.
+    :param collate: makes a batch, a mapping from names to tensors, of a list of items; PyTorch's ``default_collate`` by default.
+        All items have the same shapes.
+    :param loss_targets: returns the number of targets of a batch that ``loss`` averages over; the number of items by default.
+        Parts of a minibatch are weighted by it.
+    :param threads: the threads inside a kernel of PyTorch on one device. Bits may depend on it, so it belongs to the model.
+    :param language_model: the loss is the cross-entropy of predicted tokens, so that evaluations report the perplexity.
+    :param name: a name for run directories and messages.
+    :param whole: a module with the same parameters, which ``task.load()`` returns a copy of.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
+        *,
+        inputs: str | Sequence[str],
+        loss: Loss | None = None,
+        collate: Callable[[list[Any]], Mapping[str, torch.Tensor]] = default_collate,
+        loss_targets: Callable[[Mapping[str, torch.Tensor]], int] | None = None,
+        threads: int = 1,
+        language_model: bool = False,
+        name: str = "chain",
+        whole: torch.nn.Module | None = None,
+    ) -> None:
+        named = modules if isinstance(modules, Mapping) else {str(at): module for at, module in enumerate(modules)}
+        self.modules = dict(named)
+        self.inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+        self.loss, self.collate, self.loss_targets = loss, collate, loss_targets
+        self.threads, self.language_model, self.name, self.whole = threads, language_model, name, whole
+        self._check()
+
+    def _check(self) -> None:
+        if not self.modules:
+            raise UsageError("a chain needs at least one module", keyword="model")
+        if not self.inputs:
+            raise UsageError("`inputs` must name at least one key of a batch", keyword="model")
+        if not isinstance(self.threads, int) or self.threads < 1:
+            raise UsageError(f"`threads` must be a whole number from 1, got {self.threads!r}", keyword="model")
+        if not self.name.isidentifier():
+            raise UsageError(f"`name` must be letters, digits and `_`, got {self.name!r}", keyword="model")
+        for name, module in self.modules.items():
+            if not isinstance(module, torch.nn.Module):
+                raise UsageError(f"`{name}` is a {type(module).__name__}, expected a torch.nn.Module", keyword="model")
+            if not name or "." in name:
+                raise UsageError(f"a module is called {name!r}; names have no dots and are not empty", keyword="model")
+            check_module(name, module)
+        parameters = [(name, at) for name, module in self.modules.items() for at, _ in module.named_parameters()]
+        if not any(self.modules[name].get_parameter(at).requires_grad for name, at in parameters):
+            raise UsageError("no parameter of the chain requires a gradient, so there is nothing to train", keyword="model")
+
+    def bind(self, data: Any) -> Bound:
+        """Returns the chain with its data, as a run finds them."""
+        return Bound(self, data)
+
+    def _identity(self) -> str:
+        """Returns a hash of the modules, their code's names, their initial weights and of what else decides results."""
+        digest = hashlib.sha256()
+        for name, module in self.modules.items():
+            classes = [f"{at}: {name_of(type(each))}" for at, each in module.named_modules()]
+            parameters = [(at, list(each.shape), each.requires_grad) for at, each in module.named_parameters()]
+            # Functions are shown with their addresses.
+            text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))
+            digest.update(json.dumps([name, classes, text, parameters]).encode())
+            tensors = [*module.named_parameters(), *module.named_buffers()]
+            for at, tensor in tensors:
+                digest.update(at.encode())
+                digest.update(bytes_of(tensor))
+        functions = [name_of(each) for each in (self.loss, self.collate, self.loss_targets) if each is not None]
+        settings = [list(self.inputs), functions, self.threads, self.language_model, torch.__version__]
+        digest.update(json.dumps(settings).encode())
+        return digest.hexdigest()[:DIGITS]
+
+    def load(self, directory: Path | str) -> torch.nn.Module:
+        """Returns copies of the modules with the weights of a model that a run has written, such as ``task.model_dir``."""
+        tensors = dict(_read_safetensors(Path(directory) / "model.safetensors"))
+        parts = torch.nn.ModuleDict(self.modules)
+        whole = Chained(self.modules) if self.whole is None else self.whole
+        names = {id(parameter): name for name, parameter in whole.named_parameters()}
+        loaded = copy.deepcopy(whole)
+        with torch.no_grad():
+            for name, parameter in parts.named_parameters():
+                if name not in tensors or list(tensors[name].shape) != list(parameter.shape):
+                    raise HydraError(f"`{directory}` has no weights of `{name}`: it was trained with other modules")
+                loaded.get_parameter(names[id(parameter)]).copy_(tensors.pop(name))
+        if tensors:
+            raise HydraError(f"`{directory}` has weights of `{next(iter(tensors))}`, which the chain has not")
+        return loaded
+
+
+class Chained(torch.nn.Module):
+    """The modules of a chain, one after the other, without the loss. They are in ``stages`` under their names."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        super().__init__()
+        self.stages = torch.nn.ModuleDict(modules)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        outputs: Any = inputs
+        for module in self.stages.values():
+            outputs = module(*outputs) if isinstance(outputs, (tuple, list)) else module(outputs)
+        return outputs
+
+
+class Bound:
+    """A chain with its data, as a run finds them."""
+
+    def __init__(self, chain: Chain, data: Any) -> None:
+        self.chain = chain
+        self.language_model = chain.language_model
+        splits = splits_of(data)
+        self.model = f"torch:{chain.name}-{chain._identity()}"
+        self.train, self.validation, self.test = (
+            None if splits.get(split) is None else Data(splits[split], chain, split)
+            for split in ("train", "validation", "test")
+        )
+        read = [each for each in (self.train, self.validation, self.test) if each is not None]
+        for other in read[1:]:
+            if other.schema != read[0].schema:
+                raise UsageError(
+                    f"the {other.name} data has {shown(other.schema)}, and the {read[0].name} data {shown(read[0].schema)}: "
+                    "all splits have the same tensors",
+                    keyword="data",
+                )
+        digest = hashlib.sha256(" ".join(f"{each.name} {each.digest}" for each in read).encode()).hexdigest()
+        self.data = f"torch:data-{digest[:DIGITS]}"
+        last, keys = len(chain.modules) - 1, [key for key, *_ in read[0].schema]
+        self.layers = [
+            Layer(name, module, chain.threads, *((chain.loss, keys, True) if at == last else (None, [], False)))
+            for at, (name, module) in enumerate(chain.modules.items())
+        ]
+
+
+def check_module(name: str, module: torch.nn.Module) -> None:
+    for at, each in module.named_modules():
+        if getattr(each, "running_mean", None) is not None and getattr(each, "track_running_stats", True):
+            raise UsageError(
+                f"`{name}.{at}`".replace(".`", "`") + " keeps running statistics, which are not supported, because a layer must "
+                "compute the same whenever it is recomputed: use GroupNorm or LayerNorm",
+                keyword="model",
+            )
+    for at, parameter in module.named_parameters():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise UsageError(f"`{name}.{at}` is lazy: run the module once before the chain is made", keyword="model")
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise UsageError(
+                f"`{name}.{at}` is of {parameter.dtype} on {parameter.device}, expected float32 on the CPU: call "
+                "`module.float().cpu()`",
+                keyword="model",
+            )
+
+
+def _read_safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    with path.open("rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        start = file.tell()
+        for name, tensor in header.items():
+            if name == "__metadata__":
+                continue
+            first, end = tensor["data_offsets"]
+            file.seek(start + first)
+            values = torch.frombuffer(bytearray(file.read(end - first)), dtype=torch.float32) if end > first else torch.empty(0)
+            yield name, values.reshape(tensor["shape"])

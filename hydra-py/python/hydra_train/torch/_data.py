@@ -1,0 +1,116 @@
+"""Map-style datasets as the data of a chain."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hydra_train import _native
+from hydra_train._errors import UsageError
+from hydra_train.torch._memory import TYPES, bytes_of, memory_of, name_of, type_names
+
+if TYPE_CHECKING:
+    from hydra_train.torch._chain import Chain
+
+#: Rows that identify a dataset.
+ROWS = 64
+#: The names, the types and the shapes of an item's tensors.
+Schema = list[tuple[str, str, tuple[int, ...]]]
+
+
+def splits_of(data: Any) -> Mapping[str, Any]:
+    """Returns the datasets by the names of their splits."""
+    if not isinstance(data, Mapping):
+        return {"train": data}
+    if "train" not in data or not set(data) <= {"train", "validation", "test"}:
+        found = ", ".join(map(str, data))
+        raise UsageError(
+            f"`data` by splits needs `train`, and may have others of train, validation, test; found {found}", keyword="data"
+        )
+    return data
+
+
+class Data:
+    """A map-style dataset, and what is known of each of its batches."""
+
+    def __init__(self, dataset: Any, chain: Chain, split: str) -> None:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (str, bytes)):
+            raise UsageError(
+                f"the {split} data is a {type(dataset).__name__}: a chain of PyTorch modules needs a map-style dataset, with "
+                "`len(dataset)` and `dataset[index]`",
+                keyword="data",
+            )
+        self.name, self.chain, self.dataset = split, chain, dataset
+        self.items = len(dataset)
+        if self.items == 0:
+            raise UsageError(f"the {split} data has no items", keyword="data")
+        self.schema = schema_of(self._collated([0]), chain.inputs)
+        digest = hashlib.sha256(f"{name_of(type(dataset))} {self.items} {self.schema}".encode())
+        for index in sorted({at * self.items // ROWS for at in range(ROWS)}):
+            row = self._collated([index])
+            self._check(row)
+            if any(not torch.equal(row[key], value) for key, value in self._collated([index]).items()):
+                raise UsageError(
+                    f"item {index} of the {split} data differs each time it is read; augmentations must depend on the index",
+                    keyword="data",
+                )
+            for key in sorted(row):
+                digest.update(bytes_of(row[key]))
+        self.digest = digest.hexdigest()
+
+    def batch(self, items: list[int]) -> tuple[list[_native.Memory], list[_native.Memory], int]:
+        """Returns the inputs, all tensors for the loss, and the number of loss targets of these items."""
+        batch = self._collated(items)
+        self._check(batch)
+        counted = len(items) if self.chain.loss_targets is None else int(self.chain.loss_targets(batch))
+        targets = [batch[key] for key, *_ in self.schema] if self.chain.loss is not None else []
+        return [memory_of(batch[key]) for key in self.chain.inputs], [memory_of(each) for each in targets], counted
+
+    def _check(self, batch: Mapping[str, torch.Tensor]) -> None:
+        found = schema_of(batch, self.chain.inputs)
+        if found != self.schema:
+            raise UsageError(
+                f"a batch has {shown(found)}, and the first one {shown(self.schema)}: all items must have the same tensors "
+                "and shapes; pad them to one length in `collate`",
+                keyword="data",
+            )
+
+    def _collated(self, items: list[int]) -> Mapping[str, torch.Tensor]:
+        batch = self.chain.collate([self.dataset[index] for index in items])
+        if not isinstance(batch, Mapping):
+            raise UsageError(
+                f"a batch of the {self.name} data is a {type(batch).__name__}, expected a mapping from names to tensors: return "
+                "one from `collate` of the chain",
+                keyword="data",
+            )
+        return batch
+
+
+def schema_of(batch: Mapping[str, Any], inputs: Sequence[str]) -> Schema:
+    """Returns names, types and shapes of an item's tensors, and checks them."""
+    for key, value in batch.items():
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"`{key}` of a batch is a {type(value).__name__}, expected a tensor: leave it out in `collate`", keyword="data"
+            )
+        if value.dtype not in TYPES:
+            raise UsageError(
+                f"`{key}` of a batch is a tensor of {value.dtype}, expected one of {type_names()}: convert it in `collate`",
+                keyword="data",
+            )
+        if value.dim() == 0:
+            raise UsageError(f"`{key}` of a batch is a scalar; its first dimension must be the items", keyword="data")
+    missing = [key for key in inputs if key not in batch]
+    if missing:
+        raise UsageError(
+            f"a batch has no `{missing[0]}`, which the first module gets; it has {', '.join(map(str, batch))}", keyword="data"
+        )
+    return [(key, TYPES[value.dtype], tuple(value.shape[1:])) for key, value in sorted(batch.items())]
+
+
+def shown(schema: Schema) -> str:
+    """Returns a schema for messages."""
+    return ", ".join(f"`{key}` of {dtype} {list(shape)}" for key, dtype, shape in schema)

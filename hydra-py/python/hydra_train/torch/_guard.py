@@ -1,0 +1,139 @@
+"""The operations of a layer's call: their random numbers, their writes and their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Guard(TorchDispatchMode):
+    """Sees every operation of a call on its thread.
+
+    It gives each random operation the generator of the pass, refuses one that takes none, refuses to write into tensors that
+    belong to others, and counts PyTorch's memory if ``measured``.
+    """
+
+    def __init__(self, layer: str, seed: int | None, fixed: Mapping[int, str], measured: bool) -> None:
+        super().__init__()
+        self.layer, self.fixed, self.measured = layer, fixed, measured
+        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.generator is None and any(isinstance(each, torch.Tensor) and each.device.type == "meta" for each in args):
+            raise RuntimeError(
+                f"`{self.layer}` runs its forward again in the backward pass, as activation checkpointing does, which is not "
+                "supported: turn it off, because Hydra recomputes forwards itself"
+            )
+        is_random, writes = _kind_of(func)
+        if is_random:
+            func, kwargs = self._drawing(func, args, kwargs)
+        if writes:
+            self._check_written(func, args, kwargs, writes)
+        result = func(*args, **kwargs)
+        if self.measured:
+            self._count(result)
+        return result
+
+    def _drawing(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        taken = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(taken, args)), **kwargs}
+        if func is torch.ops.aten._fused_sdp_choice.default or _draws_nothing(func, given):
+            return func, kwargs
+        if self.generator is None:
+            raise RuntimeError(
+                f"`{func}` draws random numbers in the backward pass of `{self.layer}`, which is not supported, because they "
+                "would differ from those of its forward"
+            )
+        if given.get("generator") is not None:
+            raise RuntimeError(f"`{func}` of `{self.layer}` draws from a generator of its own: omit `generator`")
+        if "generator" not in taken:
+            named = _WITH_GENERATOR.get(func._overloadname)
+            func = getattr(func.overloadpacket, named, None) if named is not None else None
+            if func is None:
+                raise RuntimeError(
+                    f"`{self.layer}` draws random numbers with an operation that takes no generator, so that they would not come "
+                    "from the pass"
+                )
+        return func, {**kwargs, "generator": self.generator}
+
+    def _check_written(self, func: Any, args: Any, kwargs: Any, writes: tuple[str, ...]) -> None:
+        given = {**dict(zip((argument.name for argument in func._schema.arguments), args)), **kwargs}
+        for tensor in tree_leaves([given.get(name) for name in writes]):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                name = self.fixed.get(tensor.untyped_storage().data_ptr())
+                if name is not None and tensor.numel() > 0:
+                    raise changes_buffers(self.layer, name) if name else RuntimeError(
+                        f"`{func}` of `{self.layer}` changes a parameter or an input in place: a layer must not, because its "
+                        "forward is recomputed from them"
+                    )
+
+    def _count(self, result: Any) -> None:
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self.fixed:
+                    self.live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self.peak = max(self.peak, self.held())
+
+    def held(self) -> int:
+        """Returns the bytes of the tensors that were made in the call and still exist."""
+        self.live = {key: (weak, size) for key, (weak, size) in self.live.items() if not weak.expired()}
+        return sum(size for _, size in self.live.values())
+
+
+#: The overload that takes a generator, for overloads of random operations that take none.
+_WITH_GENERATOR = {
+    "default": "generator",
+    "low": "low_generator",
+    "out": "generator_out",
+    "low_out": "low_generator_out",
+    "Tensor": "Tensor_generator",
+    "low_dtype": "low_generator_dtype",
+}
+_KINDS: dict[Any, tuple[bool, tuple[str, ...]]] = {}
+
+
+def _kind_of(func: Any) -> tuple[bool, tuple[str, ...]]:
+    """Returns whether an operation draws random numbers, and the arguments that it writes."""
+    known = _KINDS.get(func)
+    if known is None:
+        arguments = func._schema.arguments
+        writes = tuple(each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write)
+        known = _KINDS[func] = (torch.Tag.nondeterministic_seeded in func.tags, writes)
+    return known
+
+
+def _draws_nothing(func: Any, given: Mapping[str, Any]) -> bool:
+    """Returns whether the dropout of an operation, such as attention, is off."""
+    for argument in func._schema.arguments:
+        if argument.name in ("dropout_p", "dropout"):
+            probability = given.get(argument.name, argument.default_value)
+            return probability is None or float(probability) == 0.0
+    return given.get("train") is False or given.get("training") is False
+
+
+def changes_buffers(layer: str, name: str = "") -> RuntimeError:
+    """Returns the error for a layer that changes a buffer."""
+    which = f"its buffer `{name}`" if name else "its buffers"
+    return RuntimeError(
+        f"`{layer}` changes {which}, as running statistics do; that is not supported, because a layer must compute the same "
+        "whenever it is recomputed"
+    )
+
+
+def addresses(tensors: Iterable[torch.Tensor], names: Iterable[str] = ()) -> dict[int, str]:
+    """Returns the addresses of tensors that nothing may write, with the names of buffers."""
+    named = list(names)
+    return {
+        tensor.untyped_storage().data_ptr(): named[at] if named else ""
+        for at, tensor in enumerate(tensors)
+        if tensor.numel() > 0
+    }

@@ -1,0 +1,182 @@
+"""A module as Rust calls it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+from hydra_train import _native
+from hydra_train._errors import HydraError
+from hydra_train.torch._guard import Guard, addresses, changes_buffers
+from hydra_train.torch._memory import TYPES, memory_of, optional_memory, tensor_of, type_names
+
+Loss = Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]
+
+
+class Layer:
+    """A module as Rust calls it: a forward or a backward each, from any thread."""
+
+    def __init__(
+        self, name: str, module: torch.nn.Module, threads: int, loss: Loss | None, keys: list[str], gives_loss: bool
+    ) -> None:
+        self.name, self.module, self.threads = name, module, threads
+        self.loss, self.keys, self.gives_loss = loss, keys, gives_loss
+        self.versions = {at: each._version for at, each in module.named_parameters()}
+        # Copies without parameters: calls on several threads do not share one, because a call sets its parameters.
+        placeholders: dict[int, Any] = {id(buffer): buffer for buffer in module.buffers()}
+        for parameter in module.parameters():
+            empty = torch.empty_like(parameter, device="meta")
+            placeholders[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        self.bare = copy.deepcopy(module, placeholders)
+        self.trained = [parameter.requires_grad for parameter in module.parameters()]
+        self.free: list[torch.nn.Module] = []
+        self.copying = threading.Lock()
+
+    def parameters(self) -> list[tuple[str, list[int], bool, int]]:
+        """Returns name, shape, whether it is trained, and an identifier of each parameter."""
+        named = self.module.named_parameters()
+        return [(at, list(each.shape), each.requires_grad, id(each)) for at, each in named]
+
+    def values(self, name: str) -> _native.Memory:
+        """Returns a copy of a parameter's initial values."""
+        parameter = self.module.get_parameter(name)
+        if parameter._version != self.versions[name]:
+            raise HydraError(f"`{self.name}.{name}` was changed while a run trains the chain: train a copy of the module")
+        return memory_of(parameter.detach())
+
+    def forward(
+        self,
+        parameters: list[_native.Memory],
+        inputs: list[_native.Memory],
+        targets: list[_native.Memory],
+        seed: int,
+        training: bool,
+        measured: bool,
+    ) -> tuple[list[_native.Memory], Graph | None, int, int]:
+        """Returns the outputs, what the backward needs, and the peak and the remaining bytes of PyTorch if ``measured``.
+
+        A training pass always records the graph, also where no backward follows: kernels without a graph may have other bits.
+        """
+        self._set_threads()
+        tensors, arguments = [tensor_of(each) for each in parameters], [tensor_of(each) for each in inputs]
+        batch = dict(zip(self.keys, map(tensor_of, targets)))
+        for tensor, trained in zip(tensors, self.trained):
+            tensor.requires_grad_(training and trained)
+        for tensor in arguments:
+            tensor.requires_grad_(training and tensor.is_floating_point())
+        with Borrowed(self) as module:
+            module.train(training)
+            buffers = dict(module.named_buffers())
+            fixed = addresses([*tensors, *arguments, *batch.values()]) | addresses(buffers.values(), buffers)
+            guard = Guard(self.name, seed, fixed, measured)
+            with torch.set_grad_enabled(training), guard:
+                outputs = functional_call(module, dict(zip(self.versions, tensors)), tuple(arguments))
+                if self.loss is not None:
+                    outputs = self.loss(outputs, batch)
+            if any(module.get_buffer(at) is not buffer for at, buffer in buffers.items()):
+                raise changes_buffers(self.name)
+        found = [self._loss_of(outputs)] if self.gives_loss else outputs_of(self.name, outputs)
+        del outputs
+        memory = [memory_of(each.detach()) for each in found]
+        if not training:
+            return memory, None, guard.peak, 0
+        leaves = [each for each in tensors if each.requires_grad], [each for each in arguments if each.requires_grad]
+        graph = Graph(self, found, (tensors, arguments), leaves)
+        return memory, graph, guard.peak, guard.held()
+
+    def _set_threads(self) -> None:
+        # Each thread has its own number, which begins as the machine's.
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+
+    def _loss_of(self, outputs: Any) -> torch.Tensor:
+        what = "the loss" if self.loss is not None else f"the last module `{self.name}`"
+        if isinstance(outputs, (tuple, list)) and len(outputs) == 1:
+            outputs = outputs[0]
+        if not isinstance(outputs, torch.Tensor):
+            raise TypeError(f"{what} returned a {type(outputs).__name__}, expected a tensor with one number")
+        if outputs.numel() != 1 or outputs.dtype != torch.float32:
+            raise TypeError(
+                f"{what} returned a tensor of {outputs.dtype} and shape {list(outputs.shape)}, expected one number of float32: "
+                "the mean loss of the batch"
+            )
+        return outputs.reshape(1)
+
+
+class Borrowed:
+    """A copy of a layer's module for one call."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+
+    def __enter__(self) -> torch.nn.Module:
+        try:
+            self.module = self.layer.free.pop()
+        except IndexError:
+            buffers: dict[int, Any] = {id(buffer): buffer for buffer in self.layer.bare.buffers()}
+            with self.layer.copying:
+                self.module = copy.deepcopy(self.layer.bare, buffers)
+        return self.module
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # A module that failed in the middle of a call may have changed.
+        if kind is None:
+            self.layer.free.append(self.module)
+
+
+class Graph:
+    """The graph of a forward, until its backward."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        outputs: list[torch.Tensor],
+        tensors: tuple[list[torch.Tensor], list[torch.Tensor]],
+        leaves: tuple[list[torch.Tensor], list[torch.Tensor]],
+    ) -> None:
+        self.layer, self.outputs, self.tensors, self.leaves = layer, outputs, tensors, leaves
+
+    def backward(
+        self, gradients: list[_native.Memory | None], measured: bool
+    ) -> tuple[list[_native.Memory | None], list[_native.Memory | None], int]:
+        """Returns the gradients of the parameters and of the inputs, and the peak bytes of PyTorch if ``measured``."""
+        self.layer._set_threads()
+        pairs = [
+            (output, tensor_of(gradient))
+            for output, gradient in zip(self.outputs, gradients)
+            if gradient is not None and output.requires_grad
+        ]
+        leaves = [*self.leaves[0], *self.leaves[1]]
+        found: dict[int, torch.Tensor | None] = {}
+        fixed = addresses([*self.tensors[0], *self.tensors[1], *(gradient for _, gradient in pairs)])
+        guard = Guard(self.layer.name, None, fixed, measured)
+        if pairs and leaves:
+            with guard:
+                got = torch.autograd.grad(
+                    [output for output, _ in pairs], leaves, [gradient for _, gradient in pairs], allow_unused=True
+                )
+            found = {id(leaf): gradient for leaf, gradient in zip(leaves, got)}
+        parameters, inputs = ([optional_memory(found.get(id(each))) for each in tensors] for tensors in self.tensors)
+        return parameters, inputs, guard.peak
+
+
+def outputs_of(name: str, outputs: Any) -> list[torch.Tensor]:
+    """Returns the tensors that a module passes on, and checks them."""
+    found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+    for at, each in enumerate(found):
+        which = f"output {at} of `{name}`" if len(found) > 1 else f"the output of `{name}`"
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"{which} is a {type(each).__name__}; modules pass a tensor or a tuple of tensors on")
+        if each.dtype not in TYPES or each.dim() == 0:
+            raise TypeError(
+                f"{which} is a tensor of {each.dtype} and shape {list(each.shape)}; modules pass tensors of {type_names()} with at "
+                "least one dimension on"
+            )
+    if not found:
+        raise TypeError(f"`{name}` returned no tensor")
+    return found

@@ -1,0 +1,48 @@
+"""Tensors in Rust's memory, which PyTorch sees without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import torch
+
+from hydra_train import _native
+
+#: The element types of the tensors that travel between modules, and of those of a batch.
+TYPES = {torch.float32: "float32", torch.int64: "int64", torch.int32: "int32", torch.bool: "bool"}
+#: Tensors that begin at other addresses are copied: the bits of some kernels depend on the alignment.
+ALIGN = 64
+
+
+def type_names() -> str:
+    return ", ".join(TYPES.values())
+
+
+def tensor_of(memory: _native.Memory) -> torch.Tensor:
+    """Returns a view of Rust's memory, or a copy where it is not aligned as PyTorch's own."""
+    tensor = torch.from_numpy(numpy.asarray(memory))
+    return tensor if tensor.data_ptr() % ALIGN == 0 else tensor.clone()
+
+
+def memory_of(tensor: torch.Tensor) -> _native.Memory:
+    """Copies a tensor into Rust's memory."""
+    memory = _native.Memory(list(tensor.shape), TYPES[tensor.dtype])
+    torch.from_numpy(numpy.asarray(memory)).copy_(tensor)
+    return memory
+
+
+def optional_memory(tensor: torch.Tensor | None) -> _native.Memory | None:
+    return None if tensor is None else memory_of(tensor)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())
+
+
+def name_of(thing: Any) -> str:
+    """Returns the name of a class or a function, or of the class of another callable."""
+    if not hasattr(thing, "__qualname__"):
+        thing = type(thing)
+    return f"{thing.__module__}.{thing.__qualname__}"

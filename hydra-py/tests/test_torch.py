@@ -1,0 +1,524 @@
+"""Modules of PyTorch as layers: the losses of PyTorch, the same bits however a chain is cut, and errors with their tracebacks."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydra_train as hydra
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+
+from hydra_train.torch import Chain  # noqa: E402
+
+nn, functional = torch.nn, torch.nn.functional
+WIDTH, ITEMS = 256, 24
+LOCK = threading.Lock()
+#: Six minibatches of the rows in their order, on one device with memory for the whole chain.
+PLAIN: dict[str, Any] = {"batch": 4, "steps": 6, "no_shuffle": True, "optimizer": "sgd", "weight_decay": 0, "devices": "cpu:1x1", "device_memory": "64MiB"}
+
+
+def rows(items: int = ITEMS, seed: int = 1) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(items, WIDTH, generator=generator)
+    return [{"x": row, "y": row.sum().sign().clamp(0).long().reshape(1)} for row in x]
+
+
+def cross_entropy(outputs: Any, batch: Any) -> Any:
+    return functional.cross_entropy(outputs, batch["y"].reshape(-1))
+
+
+def perceptron(middle: Callable[[], Any] = lambda: nn.ReLU(), depth: int = 4, **settings: Any) -> Chain:
+    """Linear modules, each followed by `middle`, with weights that are always the same."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), middle()) for _ in range(depth - 1)]
+    return Chain([*blocks, nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy, **settings)
+
+
+def trained(chain: Chain, data: Any = None, **settings: Any) -> Any:
+    run = hydra.select(model=chain, data=data or rows(), **(PLAIN | {"lr": 0.1} | settings)).wait()
+    return next(iter(run.tasks.values()))
+
+
+class Noise(nn.Module):
+    """Every way of drawing: dropout, tensors with and without an example, a permutation."""
+
+    def forward(self, x: Any) -> Any:
+        x = functional.dropout(x, 0.25, self.training) + 0.1 * torch.randn_like(x) * torch.rand(x.shape)
+        return x[:, torch.randperm(x.shape[1])] + torch.randint(0, 3, (x.shape[1],))
+
+
+def test_losses_are_those_of_a_loop_of_pytorch() -> None:
+    chain = perceptron()
+    task = trained(chain)
+    modules = nn.Sequential(*chain.load(task.model_dir).stages.values())
+    torch.manual_seed(0)
+    expected = nn.Sequential(*perceptron().modules.values())
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(6):
+        batch = torch.utils.data.default_collate(rows()[step * 4 : step * 4 + 4])
+        loss = cross_entropy(expected(batch["x"]), batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert task.losses == pytest.approx(losses, rel=1e-5)
+    for found, wanted in zip(modules.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("middle", [nn.ReLU, lambda: nn.Dropout(0.3), Noise], ids=["relu", "dropout", "noise"])
+def test_bits_do_not_depend_on_cuts_devices_or_memory(middle: Callable[[], Any]) -> None:
+    def hashes(**settings: Any) -> list[Any]:
+        chosen = PLAIN | {"lr": [0.1, 0.01], "accumulate": 2} | settings
+        run = hydra.select(model=perceptron(middle, depth=6), data=rows(), **chosen).wait()
+        tasks = run.tasks
+        return [(name, tasks[name].losses, tasks[name].weights_sha256) for name in sorted(tasks)]
+
+    plain = hashes()
+    assert plain[0][2] != plain[1][2]
+    assert plain == hashes(cuts=[1, 2, 3, 5]) == hashes(cuts=[2], devices="cpu:2x1") == hashes(devices="cpu:2x1", replicas=2)
+    assert plain == hashes(device_memory="2.5MiB", devices="cpu:2x1")
+
+
+def test_draws_inside_lstms_and_attention_have_the_bits_of_an_uncut_chain() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(WIDTH // 8, 32, num_layers=2, dropout=0.3, batch_first=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.lstm(x.reshape(-1, 8, WIDTH // 8))[0]
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(32, 2, dropout=0.3, batch_first=True)
+            self.encoder, self.head = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.3, batch_first=True), nn.Linear(32, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.encoder(self.attention(x, x, x, need_weights=False)[0]).mean(1))
+
+    def chain() -> Chain:
+        torch.manual_seed(2)
+        return Chain([Recurrent(), Attention()], inputs="x", loss=cross_entropy)
+
+    whole, cut = trained(chain()), trained(chain(), cuts=[1])
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+    assert whole.losses != trained(chain(), seed=1).losses
+
+
+def test_a_random_module_differs_by_step_and_seed_and_is_off_in_evaluations() -> None:
+    data = {"train": rows()[:4] * 6, "validation": rows()}
+    task = trained(perceptron(lambda: nn.Dropout(0.5)), data, lr=1e-30, batch=4)
+    assert len(set(task.losses)) == 6
+    other = trained(perceptron(lambda: nn.Dropout(0.5)), data, lr=1e-30, batch=4, seed=1)
+    assert set(task.losses).isdisjoint(other.losses)
+    assert task.validation == other.validation == trained(perceptron(nn.Identity), data, lr=1e-30).validation
+
+
+def test_the_trained_module_is_loaded_and_the_given_one_is_unchanged() -> None:
+    chain = perceptron()
+    before = [parameter.clone() for module in chain.modules.values() for parameter in module.parameters()]
+    task = trained(chain, {"train": rows(), "validation": rows(seed=2)})
+    module = task.load().eval()
+    batch = torch.utils.data.default_collate(rows(seed=2))
+    assert cross_entropy(module(batch["x"]), batch).item() == pytest.approx(task.validation["loss"], rel=1e-5)
+    after = [parameter for module in chain.modules.values() for parameter in module.parameters()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_frozen_and_shared_parameters_and_several_tensors() -> None:
+    class Twice(nn.Module):
+        def __init__(self, linear: Any) -> None:
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x: Any, mask: Any) -> tuple[Any, Any]:
+            return torch.where(mask, self.linear(x).tanh(), x), mask
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            return self.linear(x * mask)
+
+    def chain() -> Chain:
+        torch.manual_seed(3)
+        shared, frozen = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        modules = {"first": Twice(shared), "frozen": Twice(frozen), "again": Twice(shared), "head": Head()}
+        return Chain(modules, inputs=["x", "mask"], loss=cross_entropy)
+
+    data = [row | {"mask": row["x"] > -1} for row in rows()]
+    whole, cut = (trained(chain(), data, **settings) for settings in ({}, {"cuts": [1, 2, 3]}))
+    assert whole.weights_sha256 == cut.weights_sha256 and whole.losses == cut.losses
+    plain, loaded = chain(), whole.load()
+    assert torch.equal(loaded.stages["frozen"].linear.weight, plain.modules["frozen"].linear.weight)
+    assert loaded.stages["first"].linear is loaded.stages["again"].linear
+    stages = list(plain.modules.values())
+    trainable = dict.fromkeys(each for stage in stages for each in stage.parameters() if each.requires_grad)
+    optimizer = torch.optim.SGD(list(trainable), lr=0.1, momentum=0.9)
+    for step in range(6):
+        batch = torch.utils.data.default_collate(data[step * 4 : step * 4 + 4])
+        outputs: Any = (batch["x"], batch["mask"])
+        for stage in stages:
+            outputs = stage(*outputs)
+        optimizer.zero_grad()
+        cross_entropy(outputs, batch).backward()
+        optimizer.step()
+    torch.testing.assert_close(loaded.stages["first"].linear.weight, stages[0].linear.weight, rtol=1e-4, atol=1e-5)
+
+
+class Broken(nn.Module):
+    """A module that does something wrong, by name."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.linear = how, nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("seen", torch.zeros(1))
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        if self.how == "shapes":
+            return self.linear(x[:, 1:])
+        if self.how == "parameter":
+            with torch.no_grad():
+                self.linear.weight.mul_(0.5)
+        if self.how == "input":
+            x.data.zero_()
+        if self.how == "buffer":
+            self.seen += 1
+        if self.how == "new buffer":
+            self.seen = self.seen + 1
+        if self.how == "random":
+            return self.linear(x) * random.random()
+        if self.how == "state":
+            return self.linear(x) * self.calls
+        if self.how == "own generator":
+            return self.linear(x) * torch.rand(1, generator=torch.Generator())
+        if self.how == "checkpoint":
+            return torch.utils.checkpoint.checkpoint(lambda x: functional.dropout(self.linear(x)), x, use_reentrant=False)
+        if self.how == "output":
+            return {"x": self.linear(x)}
+        if self.how == "type":
+            return self.linear(x).double()
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("shapes", "cannot be multiplied"),
+        ("parameter", "changes a parameter or an input in place"),
+        ("input", "changes a parameter or an input in place"),
+        ("buffer", "changes its buffer `seen`"),
+        ("new buffer", "changes its buffers"),
+        ("random", "gives another output when it is run again"),
+        ("state", "gives another output when it is run again"),
+        ("own generator", "a generator of its own"),
+        ("checkpoint", "activation checkpointing"),
+        ("output", "is a dict"),
+        ("type", "torch.float64"),
+    ],
+)
+def test_a_wrong_module_is_named_with_the_cause(how: str, expected: str) -> None:
+    torch.manual_seed(0)
+    chain = Chain({"first": nn.Linear(WIDTH, WIDTH), "wrong": Broken(how), "last": nn.Linear(WIDTH, 2)}, inputs="x", loss=cross_entropy)
+    with pytest.raises(hydra.HydraError) as caught:
+        trained(chain)
+    text = str(caught.value)
+    assert expected in text and "wrong" in text, text
+    if "run again" not in expected:
+        assert "Traceback (most recent call last)" in text and "File " in text, text
+    assert trained(perceptron()).state == "done", "another run in the same process"
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda outputs, batch: outputs, "shape [4, 2], expected one number"),
+        (lambda outputs, batch: 1.0, "returned a float"),
+        (lambda outputs, batch: outputs.double().mean(), "torch.float64"),
+        (lambda outputs, batch: outputs.mean() + batch["z"], "KeyError"),
+    ],
+)
+def test_what_is_no_loss_is_refused(loss: Any, expected: str) -> None:
+    with pytest.raises(hydra.HydraError) as caught:
+        trained(Chain([nn.Linear(WIDTH, 2)], inputs="x", loss=loss))
+    assert expected in str(caught.value) and "`0`" in str(caught.value)
+
+
+def test_an_error_in_the_middle_of_a_run_fails_its_tasks_with_the_traceback() -> None:
+    class Seven(nn.Module):
+        def forward(self, x: Any) -> Any:
+            if (x == 7).any():
+                raise ValueError("seven")
+            return x
+
+    chain = Chain({"seven": Seven(), "last": nn.Linear(WIDTH, 2)}, inputs="x", loss=cross_entropy)
+    data = [*rows(20), {"x": torch.full((WIDTH,), 7.0), "y": torch.zeros(1, dtype=torch.long)}, *rows(3)]
+    with pytest.raises(hydra.TasksFailed) as caught:
+        hydra.select(model=chain, data=data, **(PLAIN | {"lr": [0.1, 0.01], "cuts": [1]})).wait()
+    assert len(caught.value.failures) == 2
+    for failure in caught.value.failures.values():
+        assert "PyTorch module `seven`" in failure and "ValueError: seven" in failure and "Traceback" in failure
+    assert trained(chain, rows()).state == "done"
+
+
+def test_a_chain_is_evaluated_explained_and_searched() -> None:
+    data = {"train": rows(), "validation": rows(seed=2)}
+    task = trained(perceptron(), data, lr=1e-30)
+    evaluated = hydra.evaluate(model=perceptron(), data=data, split="validation", batch=4, device_memory="64MiB")
+    assert evaluated["loss"] == task.validation["loss"]
+    explained = hydra.explain(model=perceptron(), data=data, batch=4, steps=2, lr=0.1, device_memory="64MiB")
+    assert explained
+    settings = {key: value for key, value in PLAIN.items() if key != "steps"}
+    run = hydra.select(model=perceptron(), data=data, search="halving", trials=3, steps=3, sample={"lr": "log:1e-3..1"}, **settings)
+    assert sorted(task.state for task in run.wait().tasks.values()) == ["done", "stopped", "stopped"]
+
+
+ACTIVE: list[int] = [0, 0]
+
+
+class Slow(nn.Module):
+    """A module that waits, with the interpreter's lock released as in a kernel, and counts the calls at the same time."""
+
+    def forward(self, x: Any) -> Any:
+        with LOCK:
+            ACTIVE[0] += 1
+            ACTIVE[1] = max(ACTIVE)
+        time.sleep(0.02)
+        with LOCK:
+            ACTIVE[0] -= 1
+        return x
+
+
+def test_two_devices_are_in_their_modules_at_the_same_time() -> None:
+    chain = Chain({"slow": Slow(), "last": nn.Linear(WIDTH, 2)}, inputs="x", loss=cross_entropy)
+    hydra.select(model=chain, data=rows(), **(PLAIN | {"lr": [0.1, 0.01], "devices": "cpu:1x1"})).wait()
+    assert ACTIVE == [0, 1]
+    hydra.select(model=chain, data=rows(), **(PLAIN | {"lr": [0.1, 0.01], "devices": "cpu:2x1"})).wait()
+    assert ACTIVE == [0, 2]
+
+
+def test_invalid_chains_are_refused_by_name() -> None:
+    linear = nn.Linear(WIDTH, 2)
+    for modules, expected in [
+        ([], "at least one module"),
+        ([nn.Linear(2, 2), abs], "`1` is a builtin_function_or_method"),
+        ({"a.b": linear}, "no dots"),
+        ([nn.Sequential(linear, nn.BatchNorm1d(2))], "`0.1` keeps running statistics"),
+        ([nn.Linear(2, 2).double()], "`0.weight` is of torch.float64"),
+        ([nn.LazyLinear(2)], "`0.weight` is lazy"),
+        ([nn.ReLU()], "nothing to train"),
+    ]:
+        with pytest.raises(hydra.UsageError) as caught:
+            Chain(modules, inputs="x")
+        assert expected in str(caught.value) and caught.value.keyword == "model"
+
+
+def test_invalid_data_is_refused_by_key() -> None:
+    row = rows()[0]
+    changing = type("Changing", (), {"__len__": lambda self: 4, "__getitem__": lambda self, at: {"x": torch.rand(WIDTH)}})()
+    for data, expected in [
+        (None, "needs `data`"),
+        ("builtin", "is a str"),
+        ([], "has no items"),
+        ([{"z": row["x"]}] * 4, "has no `x`, which the first module gets; it has z"),
+        ([row | {"note": "a"}] * 4, "`note` of a batch is a list"),
+        ([row | {"x": row["x"].double()}] * 4, "torch.float64"),
+        ([(row["x"], row["y"])] * 4, "expected a mapping"),
+        ({"train": [row], "dev": [row]}, "found train, dev"),
+        ({"train": [row], "test": [row | {"z": row["x"]}]}, "all splits have the same tensors"),
+        (changing, "differs each time it is read"),
+    ]:
+        with pytest.raises(hydra.UsageError) as caught:
+            hydra.select(model=perceptron(), data=data)
+        assert expected in str(caught.value) and caught.value.keyword == "data", expected
+    odd = {"x": torch.ones(3), "y": row["y"]}
+    with pytest.raises(hydra.UsageError, match="pad them to one length"):
+        hydra.select(model=perceptron(), data=[row, odd])
+    # Few rows of a large dataset are read before a run.
+    with pytest.raises(hydra.HydraError, match="stack expects each tensor to be equal size") as late:
+        trained(perceptron(), [row] * 1001 + [odd] + [row] * 998, batch=1, steps=1002)
+    assert "Traceback" in str(late.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"dropout": 0.1}, "--dropout"),
+        ({"dropout": [0.1, 0.2]}, "modules of PyTorch"),
+        ({"lora": 4}, "modules of PyTorch"),
+        ({"context": 8}, "--context"),
+        ({"dtype": "bf16"}, "--dtype"),
+        ({"train": ["0"]}, "--train"),
+        ({"save_dtype": "bf16"}, "save_dtype"),
+    ],
+)
+def test_settings_of_other_models_are_refused(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(hydra.HydraError) as caught:
+        trained(perceptron(), **settings)
+    assert expected in str(caught.value)
+
+
+def test_an_interrupted_run_resumes_to_the_same_bits_with_the_same_chain() -> None:
+    settings = PLAIN | {"lr": [1e-3, 1e-4], "optimizer": "adamw", "steps": 300}
+    plain = hydra.select(model=perceptron(Noise), data=rows(), **settings).wait()
+    run = hydra.select(model=perceptron(Noise), data=rows(), checkpoint_every="10", **settings)
+    for event in run:
+        if event["event"] == "minibatch":
+            run.stop()
+    directory = run.directory
+    with pytest.raises(hydra.UsageError, match="hydra_train.resume\\(dir, model=chain, data=dataset\\)"):
+        hydra.resume(directory).wait()
+    with pytest.raises(hydra.UsageError, match="this program has `torch:chain-"):
+        hydra.resume(directory, model=perceptron(nn.ReLU), data=rows()).wait()
+    resumed = hydra.resume(directory, model=perceptron(Noise), data=rows()).wait()
+    assert {name: task.weights_sha256 for name, task in resumed.tasks.items()} == {
+        name: task.weights_sha256 for name, task in plain.tasks.items()
+    }
+    module = resumed.tasks["lr1e-3"].load()
+    assert torch.equal(module.stages["3"].weight, plain.tasks["lr1e-3"].load().stages["3"].weight)
+
+
+def test_memory_that_pytorch_takes_is_counted() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear((x.unsqueeze(1).repeat(1, 4096, 1) * 2).sin().mean(1))
+
+    # Four rows, repeated: 16 MiB for each of the three large tensors.
+    with pytest.raises(hydra.MemoryRefused) as caught:
+        trained(Chain([Wide()], inputs="x", loss=cross_entropy), device_memory="32MiB", strict=True)
+    assert caught.value.needed_bytes > 48 << 20
+
+
+def test_the_command_line_refuses_to_resume_such_a_run(hydra_program: Path) -> None:
+    run = hydra.select(model=perceptron(), data=rows(), **(PLAIN | {"lr": 0.1, "steps": 100_000, "checkpoint_every": "10"}))
+    next(event for event in run if event["event"] == "minibatch")
+    run.stop()
+    run.wait()
+    refused = subprocess.run([hydra_program, "resume", str(run.directory)], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "resume(dir, model=chain, data=dataset)" in refused.stderr
+
+
+def test_the_package_does_not_import_pytorch() -> None:
+    code = "import sys, hydra_train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+TOKENS: dict[str, Any] = {"batch": 4, "steps": 4, "lr": [3e-3, 1e-3, 3e-4, 1e-4], "devices": "cpu:2x1"}
+
+
+def tokens(items: int = 16, length: int = 32) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(5)
+    found = []
+    for item in range(items):
+        ids = torch.randint(0, 256, (length,), generator=generator)
+        mask = (torch.arange(length) < length - item % 5).long()
+        found.append({"input_ids": ids, "attention_mask": mask, "labels": torch.where(mask > 0, ids, -100)})
+    return found
+
+
+def transformers_model(name: str) -> Any:
+    transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
+    small: dict[str, Any] = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
+    small |= {"num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}
+    if name in ("Llama", "Gemma2"):
+        small |= {"num_key_value_heads": 2, "head_dim": 32}
+    if name == "Gemma2":
+        small |= {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    torch.manual_seed(7)
+    if name == "GPT2":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=128, n_layer=4, n_head=4))
+    kind = "ForSequenceClassification" if name == "Bert" else "ForCausalLM"
+    return getattr(transformers, name + kind)(getattr(transformers, f"{name}Config")(**small))
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2"])
+def test_a_grid_of_a_language_model_spills_to_the_bits_of_one_device(name: str) -> None:
+    from hydra_train.torch import chain
+
+    def tasks(**settings: Any) -> Any:
+        return hydra.select(model=chain(transformers_model(name)), data=tokens(), **(TOKENS | settings)).wait().tasks
+
+    # Less than what one model takes with its gradients and what PyTorch keeps for the backward pass.
+    spilled, plain = tasks(device_memory="8.5MiB"), tasks(device_memory="64MiB", devices="cpu:1x1")
+    assert len(spilled) == 4
+    assert {name: task.weights_sha256 for name, task in spilled.items()} == {
+        name: task.weights_sha256 for name, task in plain.items()
+    }
+    assert {name: task.losses for name, task in spilled.items()} == {name: task.losses for name, task in plain.items()}
+    assert all(task.report["shards"] > 1 for task in spilled.values())
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Bert"])
+def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
+    from hydra_train.torch import chain
+
+    model, data = transformers_model(name), tokens()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for attention in model.modules():
+        attention.dropout_prob = 0.0
+    if name == "Bert":
+        data = [row | {"labels": row["labels"][:1] % 2} for row in data]
+    task = trained(chain(model), data, lr=0.01, steps=4, weight_decay=0)
+    loaded, whole = task.load(), transformers_model(name).eval()
+    assert type(loaded) is type(model)
+    optimizer, losses = torch.optim.SGD(whole.parameters(), lr=0.01, momentum=0.9), []
+    for step in range(4):
+        batch = torch.utils.data.default_collate(data[step * 4 : step * 4 + 4])
+        loss = whole(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert task.losses == pytest.approx(losses, rel=1e-5)
+    # Each half is weighted by its targets, which differ.
+    assert trained(chain(model), data, lr=0.01, steps=4, weight_decay=0, accumulate=2).losses == pytest.approx(losses, rel=1e-5)
+    for (at, found), wanted in zip(loaded.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5, msg=at)
+
+
+def test_a_model_that_is_cut_wrongly_is_refused() -> None:
+    from hydra_train.torch import chain
+
+    model = transformers_model("Llama")
+    with pytest.raises(hydra.UsageError, match="not built like"):
+        chain(nn.Linear(2, 2))
+    with pytest.raises(hydra.UsageError, match="begins with input_ids and has labels"):
+        chain(model, inputs=["input_ids"])
+    with pytest.raises(hydra.UsageError, match="passes no `position_ids` on"):
+        chain(model, inputs=["input_ids", "position_ids", "labels"])
+    transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
+    classifier = transformers.LlamaForSequenceClassification(model.config)
+    with pytest.raises(hydra.UsageError, match="cannot be cut"):
+        # Its head looks for the last token in the ids, which only the first part has.
+        chain(classifier)
+    scaled = type("Scaled", (type(model.model),), {"forward": lambda self, *a, **k: _doubled(super(type(self), self).forward(*a, **k))})
+    model.model.__class__ = scaled
+    with pytest.raises(hydra.UsageError, match="cannot be cut: the loss of its parts is"):
+        chain(model)
+
+
+def _doubled(outputs: Any) -> Any:
+    outputs.last_hidden_state = outputs.last_hidden_state * 2
+    return outputs
