@@ -257,7 +257,7 @@ fn bad_requests_are_refused() {
     fs::write(&file, json!({"input_ids": [1, 999]}).to_string()).unwrap();
     refused(&command, &["prompt 1 has the token 999, and the model has 256 tokens"]);
     refused(
-        "generate --model bytes-tiny --prompt a --host-memory 64KiB",
+        "generate --model bytes-tiny --prompt a --max-new-tokens 9 --host-memory 16KiB",
         &["the key-value cache of", "--host-memory"],
     );
     let lacks =
