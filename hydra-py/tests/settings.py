@@ -41,11 +41,11 @@ class ModuleChain(Protocol):
 '''
 
 
-def type_of(name: str, value: str | None) -> str:
-    """Returns the type of a keyword whose value has this form."""
+def type_of(command: str, name: str, value: str | None) -> str:
+    """Returns the type of a command's keyword whose value has this form."""
     if name == "data":
         return "Data"
-    if name == "model":
+    if name == "model" and command != "generate":
         return "Model"
     if value is None:
         return "bool"
@@ -64,7 +64,7 @@ def written() -> str:
     parts = [HEAD]
     for command, name in CLASSES.items():
         fields = [
-            f"    {keyword}: {type_of(keyword, value)} | None\n"
+            f"    {keyword}: {type_of(command, keyword, value)} | None\n"
             for keyword, value, _ in _native.keywords(command)
         ]
         parts.append(f"\n\nclass {name}(TypedDict, total=False):\n" + "".join(fields))
