@@ -275,6 +275,8 @@ def test_texts_are_generated_from_python_objects(tmp_path: Path) -> None:
     assert one == made[:1]
     assert hydra.generate([97, 98], model=run.best.model_dir, max_new_tokens=5) == made[:1]
     (tmp_path / "prompts.txt").write_text("ab\nxyz\n")
+    by_name = hydra.generate(prompts=["xyz"], model=run.best.model_dir, max_new_tokens=5)
+    assert by_name == hydra.generate(prompt="xyz", model=run.best.model_dir, max_new_tokens=5) == [made[2]]
     from_file = hydra.generate(tmp_path / "prompts.txt", model=run.best.model_dir, max_new_tokens=5)
     assert from_file == [made[0], made[2]]
     with pytest.raises(hydra.UsageError, match="prompt 1 is a float"):

@@ -79,8 +79,8 @@ def explain(**settings: Unpack[Explain]) -> dict[str, Any]:
     return _result("explain", settings)
 
 
-def generate(prompts: Any = None, **settings: Unpack[Generate]) -> list[dict[str, Any]]:
-    """Continues prompts with a language model: a text, a list of texts, of token ids or of conversations (lists of messages), or a path.
+def generate(prompts: Any = None, /, **settings: Unpack[Generate]) -> list[dict[str, Any]]:
+    """Continues prompts with a language model: a text, a list of texts, of token ids or of conversations (lists of messages), or a ``Path``.
 
     Returns a dictionary for each adapter, prompt and sample, in this order: ``prompt``, ``adapter``, ``text``,
     ``token_ids`` of the new tokens, their ``logprob``, and ``finish_reason``, ``stop`` or ``length``.

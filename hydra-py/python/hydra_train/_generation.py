@@ -14,14 +14,17 @@ from hydra_train._errors import UsageError
 
 
 def generate(prompts: Any, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Continues ``prompts``, or those of the keywords ``prompt`` and ``prompts``, and returns the rows of the result."""
+    """Continues ``prompts``, or those of the keywords ``prompt`` (texts) and ``prompts`` (a file), and returns the rows of the result."""
     from hydra_train._run import Run
 
     if settings.get("out") is not None:
         raise UsageError("`out` is not needed: the rows are returned", keyword="out")
     with tempfile.TemporaryDirectory() as folder:
+        by_name = settings.get("prompts")
         if prompts is not None:
             settings = {**settings, "prompts": _as_path(prompts, Path(folder))}
+        elif by_name is not None and not isinstance(by_name, str):
+            settings = {**settings, "prompts": _as_path(by_name, Path(folder))}
         run = Run(["generate", "--json", *_keywords.arguments("generate", settings)]).wait()
         return [json.loads(line) for line in run._running.output().splitlines()]
 

@@ -70,7 +70,7 @@ class Task:
         answer = self._command("fork", at=at, name=name, weights_only=weights_only or None, changes=changes)
         return Task(self._run, str(answer["task"]))
 
-    def generate(self, prompts: Any = None, **settings: Unpack[Generate]) -> list[dict[str, Any]]:
+    def generate(self, prompts: Any = None, /, **settings: Unpack[Generate]) -> list[dict[str, Any]]:
         """Continues prompts with the written model of the task, as :func:`hydra_train.generate` does.
 
         :raises HydraError: the model is not written yet.
