@@ -264,6 +264,9 @@ fn bad_requests_are_refused() {
         format!("generate --model {} --prompts {} --stop x", fixture("qwen2").display(), file.display());
     refused(&lacks, &["--stop compares texts", "has no tokenizer"]);
     let adapter = fixture("llama/adapter");
-    let command = format!("generate --model bytes-llama-tiny --prompt a --adapter {}", adapter.display());
+    let command = format!(
+        "generate --model bytes-llama-tiny --prompt a --max-new-tokens 9 --adapter {}",
+        adapter.display()
+    );
     fails(&command.split_whitespace().collect::<Vec<_>>(), 1, &["adapter"]);
 }
