@@ -208,9 +208,9 @@ impl OnDevice<'_> {
             let grads_there = self.tensor_up(&grads, float)?;
             kernel.launch(&step, rule.clip, &params_there, &grads_there, &moments_there);
             self.finish()?;
-            let mut moments: Vec<MomentMut<'_>> = moments.iter_mut().map(|m| MomentMut::Floats(m)).collect();
+            let mut stored: Vec<MomentMut<'_>> = moments.iter_mut().map(|m| MomentMut::Floats(m)).collect();
             let grads = grads.floats(0..2 * ELEMENTS);
-            here(&*rule.spec, &step, Elements::new(&mut params, &grads, &mut moments, rule.clip));
+            here(&*rule.spec, &step, Elements::new(&mut params, &grads, &mut stored, rule.clip));
             found.count(&params, &self.down(&params_there)?);
             for (here, there) in moments.iter().zip(&moments_there) {
                 found.count(here, &self.down(there)?);
