@@ -37,7 +37,7 @@ pub(crate) struct Program {
     /// Batches of the validation and the test data; zero without such data.
     pub validation: usize,
     pub test: usize,
-    /// True if the evaluation of the test data is repeated in rounds, each of which may have other batches.
+    /// True if the evaluation of the test data is repeated in rounds. A round may have another number of batches than the one before.
     pub rounds: bool,
     pub initial_validation: bool,
     /// The largest number of microbatch groups in flight, each on its own device; at least one.

@@ -153,7 +153,7 @@ pub struct Adapting {
 
 impl Adapting {
     /// The view of a model with `[out, in]` weights and no token table.
-    pub(crate) fn new(targets: &'static [&'static str], name: fn(&str) -> String) -> Self {
+    pub fn new(targets: &'static [&'static str], name: fn(&str) -> String) -> Self {
         Self {
             targets,
             fan_in_fan_out: false,

@@ -99,18 +99,7 @@ impl Model for TorchModel {
     }
 
     fn adapting(&self) -> Adapting {
-        Adapting {
-            targets: &[],
-            fan_in_fan_out: false,
-            name: str::to_owned,
-            target: |target| target,
-            first_row: |_| 0,
-            embedding: "",
-            head: "",
-            tied: false,
-            task: None,
-            quantizes: false,
-        }
+        Adapting::new(&[], str::to_owned)
     }
 
     fn directory(&self) -> Option<&Path> {
