@@ -338,7 +338,7 @@ impl Model {
         let chain = chain.with_float_type(self.dtype);
         let chain = if self.predicts { Predictions::of(chain)? } else { chain };
         let chain = match &self.sequences {
-            Some(sequences) => NextToken::of(chain, sequences.clone())?,
+            Some(sequences) => NextToken::of(chain.evaluated_only(), sequences.clone())?,
             None => chain,
         };
         let (chain, writer) = (Arc::new(chain), self.with_tokenizer(writer));

@@ -41,6 +41,15 @@ impl Chain {
         }
     }
 
+    /// Returns the chain with every parameter frozen, for a model that is only evaluated: it has no backward pass, and its
+    /// parameters are stored and planned as frozen ones.
+    pub fn evaluated_only(mut self) -> Self {
+        self.buffers.iter_mut().for_each(|buffer| buffer.trained = false);
+        self.layers.iter_mut().for_each(|layer| layer.frozen |= !layer.params.is_empty());
+        self.encode();
+        self
+    }
+
     /// Returns for each parameter of the layer at `layer`, in order, whether it is trained.
     ///
     /// # Panics
@@ -49,9 +58,11 @@ impl Chain {
         self.layers[layer].params.iter().map(|param| self.buffers[param.buffer].trained)
     }
 
-    /// The first layer with a trained parameter. Backward passes end there.
+    /// The first layer with a trained parameter, where backward passes end. If all parameters are frozen, it is the number of
+    /// layers: there is no backward pass.
     pub fn first_trained(&self) -> usize {
-        (0..self.len()).position(|layer| self.trains(layer)).unwrap_or(0)
+        let frozen = if self.buffers.is_empty() { 0 } else { self.len() };
+        (0..self.len()).position(|layer| self.trains(layer)).unwrap_or(frozen)
     }
 
     fn trains(&self, layer: usize) -> bool {
@@ -119,6 +130,15 @@ mod tests {
     fn trained(chain: &Chain) -> Vec<&str> {
         let buffers = chain.buffers().iter().filter(|buffer| buffer.trained);
         buffers.map(|buffer| buffer.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_chain_that_is_only_evaluated_has_no_backward_pass() {
+        let chain = tied().evaluated_only();
+        assert_eq!((trained(&chain), chain.first_trained()), (vec![], chain.len()));
+        assert!(chain.layers().iter().all(|layer| layer.frozen || layer.params.is_empty()));
+        let layout = |chain: &Chain| chain.buffers().iter().map(|buffer| buffer.elements).collect::<Vec<_>>();
+        assert_eq!(layout(&chain), layout(&tied()));
     }
 
     #[test]
