@@ -65,6 +65,22 @@ pub struct Profile {
     pub measured: bool,
 }
 
+impl Profile {
+    /// These costs with the memory that `other`, a pass through the same layers, needs too.
+    pub(crate) fn with_memory_of(mut self, other: &Self) -> Self {
+        for (cost, other) in self.layers.iter_mut().zip(&other.layers) {
+            let of = |cost: &mut u64, other: u64| *cost = other.max(*cost);
+            of(&mut cost.input_bytes, other.input_bytes);
+            of(&mut cost.output_bytes, other.output_bytes);
+            of(&mut cost.wrapping_bytes, other.wrapping_bytes);
+            of(&mut cost.peak_bytes, other.peak_bytes);
+            of(&mut cost.forward_peak_bytes, other.forward_peak_bytes);
+        }
+        self.standing_bytes = self.standing_bytes.max(other.standing_bytes);
+        self
+    }
+}
+
 /// The device memory of a range of layers as one shard.
 ///
 /// Saved state of early layers is live while late layers run backward, and gradients of late layers while

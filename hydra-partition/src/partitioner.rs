@@ -29,6 +29,7 @@ const GRAIN: u64 = 4096;
 #[derive(Clone, Copy)]
 pub struct PilotPartitioner<'a> {
     buffers: &'a dyn PilotValues,
+    also: Option<(&'a Chain, &'a Batch)>,
     on_progress: &'a dyn Fn(PilotProgress),
     is_stopped: &'a dyn Fn() -> bool,
 }
@@ -62,7 +63,14 @@ impl<'a> PilotPartitioner<'a> {
     /// Returns a partitioner that reads parameters from `buffers`, such as
     /// [`InitialValues`](crate::InitialValues).
     pub fn new(buffers: &'a dyn PilotValues) -> Self {
-        Self { buffers, on_progress: &|_| {}, is_stopped: &|| false }
+        Self { buffers, also: None, on_progress: &|_| {}, is_stopped: &|| false }
+    }
+
+    /// Makes shards fit another pass too: of a chain with the same layers and parameters, all frozen, on a batch of its own.
+    /// [`measure`](Self::measure) returns costs whose memory is that of the larger pass of each layer, and
+    /// [`verify`](Self::verify) runs each shard of both. Times remain those of the chain itself.
+    pub fn also(self, chain: &'a Chain, batch: &'a Batch) -> Self {
+        Self { also: Some((chain, batch)), ..self }
     }
 
     /// Sets a callback that [`measure`](Self::measure) and [`verify`](Self::verify) call with their progress
@@ -134,7 +142,9 @@ impl<'a> PilotPartitioner<'a> {
             self.report(PilotProgress::Measured { done: layer + 1, layers: chain.len() })?;
         }
         let standing_bytes = pilot.standing_bytes().next_multiple_of(GRAIN);
-        Ok(Profile { layers, tied: Profile::tied_buffers(chain), standing_bytes, measured })
+        let profile = Profile { layers, tied: Profile::tied_buffers(chain), standing_bytes, measured };
+        let Some((chain, batch)) = self.also else { return Ok(profile) };
+        Ok(profile.with_memory_of(&Self { also: None, ..*self }.measure(chain, batch, device)?))
     }
 
     /// Returns the plan for these costs under these rules: cut greedily, or at `cuts`. Completes the
@@ -182,13 +192,15 @@ impl<'a> PilotPartitioner<'a> {
             tracing::debug!(chain = chain.name(), "memory is not measured: shards are not verified");
             return Ok(());
         }
-        let pilot = self.pilot(chain, batch, device);
-        let mut x = batch.inputs.clone();
+        let mut runs: Vec<Verified<'_>> = std::iter::once((chain, batch))
+            .chain(self.also)
+            .map(|(chain, batch)| Verified::new(self.pilot(chain, batch, device)))
+            .collect();
         let mut shard = 0;
-        let mut known = Measurements::new();
         while let Some(range) = plan.shards.get(shard).map(ShardPlan::range) {
             let cuttable = range.len() > 1 && plan.fingerprint.cuts.is_none();
-            let ran = match pilot.run_shard(range, &x, Repetitions::Plain, &mut known) {
+            let ran = runs.iter_mut().map(|run| run.shard(range.clone())).collect::<Result<Vec<Ran>, _>>();
+            let ran = match ran {
                 // The budget may exceed the device's memory.
                 Err(PartitionError::Unfinished { source: DeviceError::OutOfMemory { .. }, .. })
                     if cuttable =>
@@ -198,15 +210,16 @@ impl<'a> PilotPartitioner<'a> {
                 }
                 ran => ran?,
             };
-            if !plan.rules.tolerates(ran.peak()) {
-                roll_back(plan, shard, ran.peak())?;
+            let peak = ran.iter().map(Ran::peak).max().unwrap_or(0);
+            if !plan.rules.tolerates(peak) {
+                roll_back(plan, shard, peak)?;
                 continue;
             }
             let verified = &mut plan.shards[shard];
-            verified.verified_bytes = Some(ran.peak());
-            verified.verified_forward_bytes = Some(ran.forward_bytes());
-            (verified.forward_s, verified.backward_s) = (ran.forward_s, ran.backward_s);
-            x = ran.output;
+            verified.verified_bytes = Some(peak);
+            verified.verified_forward_bytes = ran.iter().map(Ran::forward_bytes).max();
+            (verified.forward_s, verified.backward_s) = (ran[0].forward_s, ran[0].backward_s);
+            runs.iter_mut().zip(ran).for_each(|(run, ran)| run.x = ran.output);
             self.report(PilotProgress::Verified { done: verified.end, layers: chain.len() })?;
             shard += 1;
         }
@@ -242,6 +255,24 @@ impl<'a> PilotPartitioner<'a> {
         'a: 'b,
     {
         Pilot { chain, batch, buffers: self.buffers, device }
+    }
+}
+
+/// A pass that is verified shard by shard.
+struct Verified<'a> {
+    pilot: Pilot<'a>,
+    /// The input of the next shard.
+    x: HostActivation,
+    known: Measurements<Ran>,
+}
+
+impl<'a> Verified<'a> {
+    fn new(pilot: Pilot<'a>) -> Self {
+        Self { x: pilot.batch.inputs.clone(), known: Measurements::new(), pilot }
+    }
+
+    fn shard(&mut self, range: Range<usize>) -> Result<Ran, PartitionError> {
+        self.pilot.run_shard(range, &self.x, Repetitions::Plain, &mut self.known)
     }
 }
 
@@ -620,6 +651,31 @@ mod tests {
         assert_eq!(plan.shards(), [0..1, 1..2, 2..3, 3..4, 4..5]);
         assert_eq!(plan.cut_points, [1, 2, 3, 4]);
         assert!(plan.shards.iter().all(|shard| shard.verified_bytes.is_some()));
+    }
+
+    #[test]
+    fn shards_fit_the_other_pass_too() {
+        toy::set_standing_bytes(0);
+        let (chain, large) = (toy::chain(4), toy::chain_of(4, 9000).evaluated_only());
+        let (batch, buffers) = (toy::batch(2), InitialValues::new(&chain, 0));
+        let partitioner = PilotPartitioner::new(&buffers).also(&large, &batch);
+        let (alone, profile) =
+            (measure(&chain, &SCRIPTED), partitioner.measure(&chain, &batch, &SCRIPTED).unwrap());
+        for (layer, alone) in profile.layers.iter().zip(&alone.layers).take(4) {
+            assert_eq!(
+                (alone.peak_bytes, layer.peak_bytes, layer.forward_peak_bytes),
+                (6000, 10_000, 10_000)
+            );
+            assert_eq!((layer.gradient_bytes, layer.saved_bytes), (alone.gradient_bytes, alone.saved_bytes));
+        }
+        let mut one = plan(&chain, &profile, 1, None);
+        partitioner.verify(&mut one, &chain, &batch, &SCRIPTED).unwrap();
+        let mut small = plan(&chain, &alone, 1, None);
+        verify(&mut small, &chain).unwrap();
+        let forward = |plan: &PartitionPlan| plan.shards[0].verified_forward_bytes.unwrap();
+        assert_eq!((one.shards.len(), small.shards.len()), (1, 1));
+        // The largest layer of the forward takes 4000 bytes more.
+        assert_eq!(forward(&one), forward(&small) + 4000);
     }
 
     #[test]

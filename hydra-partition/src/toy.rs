@@ -229,7 +229,12 @@ pub fn measuring_chain() -> Chain {
 
 /// `layers` linear layers that hold 1000 bytes and bump 5000, and a loss.
 pub fn chain(layers: usize) -> Chain {
-    let builder = (0..layers).fold(Chain::builder("toy"), |b, k| b.layer(format!("l{k}"), dense(1000, 5000)));
+    chain_of(layers, 5000)
+}
+
+/// The same with layers that bump this many bytes.
+pub fn chain_of(layers: usize, bump: usize) -> Chain {
+    let builder = (0..layers).fold(Chain::builder("toy"), |b, k| b.layer(format!("l{k}"), dense(1000, bump)));
     builder.layer("loss", Distance { hold: 500 }).build().unwrap()
 }
 
