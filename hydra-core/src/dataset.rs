@@ -1,6 +1,6 @@
 //! Datasets and samplers: batches as functions of (seed, step).
 
-use crate::{FloatType, HostActivation, HostTensor, Key};
+use crate::{FloatType, HostActivation, HostTensor, Key, Metric};
 use std::sync::Arc;
 
 /// One batch on the host.
@@ -76,11 +76,36 @@ pub trait Dataset: Send + Sync {
 }
 
 /// Data of an evaluation that goes on in rounds: what the items of a round are depends on the results of the rounds before,
-/// as in the generation of text.
+/// as in the generation of text. A batch is one item.
+///
+/// An evaluation may take place several times. After its last round the data is at the first round again, whose number of
+/// items is always the same.
 pub trait Rounds: Dataset {
     /// Receives the rows of a round's items, in their order, and returns whether there is another round.
     /// [`len`](Dataset::len) and [`batch`](Dataset::batch) then give its items, until this is called again.
-    fn next_round(&self, rows: &[f32]) -> bool;
+    ///
+    /// # Errors
+    /// [`DatasetError::Round`] if the results cannot be processed. The task then fails.
+    fn next_round(&self, rows: &[f32]) -> Result<bool, DatasetError>;
+
+    /// Frees what earlier rounds have computed: the evaluation has ended, early or not. The next one begins with the first round.
+    fn release(&self) {}
+
+    /// The largest number of bytes of host memory that the data keeps between two rounds, such as a key-value cache, until
+    /// [`release`](Self::release).
+    fn kept_bytes(&self) -> u64 {
+        0
+    }
+
+    /// A report on the last evaluation for those who observe the run, as JSON.
+    fn report(&self) -> Option<String> {
+        None
+    }
+
+    /// The metrics of an evaluation, with the values of the last one; NaN before the first.
+    fn metrics(&self) -> Vec<(Metric, f64)> {
+        Vec::new()
+    }
 }
 
 /// The first items of a dataset, for evaluation on a part of it.
@@ -219,6 +244,9 @@ pub enum DatasetError {
         first: usize,
         found: String,
     },
+    /// The results of a round could not be processed.
+    #[error("the results of an evaluation of dataset `{dataset}` could not be processed")]
+    Round { dataset: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// The items could not be read.
     #[error("dataset `{dataset}` could not be read")]
     Read { dataset: String, source: Box<dyn std::error::Error + Send + Sync> },

@@ -326,8 +326,8 @@ impl Orchestrator {
     pub fn evaluate_in_rounds(mut self, tasks: Vec<RoundsTask>) -> Result<(), EngineError> {
         self.tasks.clear();
         for RoundsTask { name, chain, data, seed } in tasks {
-            let task = evaluation(&name, chain, data.clone(), (1, seed));
-            self.submit(TrainTask { rounds: Some(data), ..task })?;
+            let task = evaluation(&name, chain.clone(), data.clone(), (1, seed));
+            self.submit(TrainTask { test: None, ..task.rounds(chain, data) })?;
         }
         match self.run()?.tasks.into_iter().find(|task| task.test.is_none()) {
             Some(task) => Err(unfinished(task)),

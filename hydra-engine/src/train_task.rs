@@ -4,7 +4,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::EngineError;
 use crate::protocol::StopFlag;
 use crate::stages::{Cursor, MicrobatchGroup, Program};
-use hydra_core::{Chain, Dataset, ModelWriter, Rounds, TrainSpec};
+use hydra_core::{Chain, CoreError, Dataset, Metric, ModelWriter, ParamBufferLayout, Rounds, TrainSpec};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,8 +39,8 @@ pub struct TrainTask {
     pub(crate) most_devices: Option<usize>,
     /// True for a task that only evaluates the test data.
     pub(crate) evaluate_only: bool,
-    /// The test data, if it is evaluated in rounds.
-    pub(crate) rounds: Option<Arc<dyn Rounds>>,
+    /// The rounds in which its evaluations go on.
+    pub(crate) rounds: Option<InRounds>,
 }
 
 impl TrainTask {
@@ -103,7 +103,7 @@ impl TrainTask {
             replicas: 1,
             validation: batches(&self.validation),
             test: batches(&self.test),
-            rounds: self.rounds.is_some(),
+            rounds: self.rounds.as_ref().map(|of| of.data.len()),
             initial_validation: self.initial_validation,
             shared: false,
             evaluations: spec.evaluations(),
@@ -126,6 +126,25 @@ impl TrainTask {
     /// Evaluates on this data after training.
     pub fn test(self, data: Arc<dyn Dataset>) -> Self {
         Self { test: Some(data), ..self }
+    }
+
+    /// Makes evaluations on the validation data, but for the initial one, go on in rounds after their batches, with this
+    /// chain and data. The chain has the parameters and layers of the task's chain, and another objective. Its metrics are
+    /// added to those of the evaluation. The task does nothing else until the rounds are over; other tasks do.
+    ///
+    /// A checkpoint within rounds goes on with the first one.
+    pub fn rounds(self, chain: Arc<Chain>, data: Arc<dyn Rounds>) -> Self {
+        Self { rounds: Some(InRounds { chain, data }), ..self }
+    }
+
+    /// The metric of this name: one of its rounds or of its chain.
+    ///
+    /// # Errors
+    /// Its evaluations have no such metric.
+    pub fn metric(&self, name: &str) -> Result<Metric, CoreError> {
+        let of_rounds = self.rounds.iter().flat_map(|of| of.data.metrics());
+        let found = of_rounds.map(|(metric, _)| metric).find(|metric| metric.name == name);
+        found.map_or_else(|| self.chain.metric(name), Ok)
     }
 
     /// Sets the configuration for the report.
@@ -250,6 +269,43 @@ impl TrainTask {
     /// Enables or disables the evaluation on the validation data before training; enabled by default.
     pub fn initial_validation(self, on: bool) -> Self {
         Self { initial_validation: on, ..self }
+    }
+}
+
+/// What computes evaluations in rounds.
+#[derive(Clone)]
+pub(crate) struct InRounds {
+    /// A chain with the parameters of the task's chain, all frozen, whose objective keeps rows.
+    pub(crate) chain: Arc<Chain>,
+    pub(crate) data: Arc<dyn Rounds>,
+}
+
+impl InRounds {
+    /// Refuses a chain whose layers or parameters are not those of a task's chain.
+    pub(crate) fn check(&self, chain: &Chain) -> Result<(), EngineError> {
+        let layers = |chain: &Chain| -> Vec<_> {
+            chain.layers().iter().map(|layer| (layer.name.clone(), layer.params.len())).collect()
+        };
+        let buffers = |chain: &Chain| -> Vec<_> {
+            let of = |buffer: &ParamBufferLayout| (buffer.name.clone(), buffer.elements, buffer.bytes());
+            chain.buffers().iter().map(of).collect()
+        };
+        let same = layers(&self.chain) == layers(chain) && buffers(&self.chain) == buffers(chain);
+        let (rounds, chain) = (self.chain.name().to_owned(), chain.name().to_owned());
+        match same {
+            _ if self.data.is_empty() => {
+                Err(EngineError::EmptyDataset { task: rounds, dataset: self.data.name().to_owned() })
+            }
+            true => Ok(()),
+            false => Err(EngineError::OtherParameters { chain, rounds }),
+        }
+    }
+
+    /// The bytes of host memory of `batches` batches, and of what the data keeps between rounds.
+    pub(crate) fn host_bytes(&self, batches: usize) -> u64 {
+        let batch = self.data.largest(1);
+        let bytes = batch.map_or(0, |batch| batch.inputs.len_bytes() + batch.targets.len_bytes());
+        bytes.saturating_mul(batches as u64).saturating_add(self.data.kept_bytes())
     }
 }
 

@@ -10,7 +10,7 @@
 //! adapters to a frozen model. [`objective`] holds what classifiers are trained for. [`data`] and [`tokenizer`] make
 //! token blocks from texts and examples from instruction
 //! data. [`ops`] holds the operations with a hand-written backward pass. [`weights`] saves and loads any chain, and [`gguf`] writes
-//! language models for llama.cpp.
+//! language models for llama.cpp. [`generation`] continues texts, and [`metrics`] compares them with references.
 //!
 //! ```
 //! use hydra_models::gpt2::{self, Gpt2Config};
@@ -37,6 +37,7 @@ pub mod generation;
 pub mod gguf;
 pub mod gpt2;
 pub mod lora;
+pub mod metrics;
 pub mod mlp;
 pub mod objective;
 pub mod ops;

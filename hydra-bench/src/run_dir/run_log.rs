@@ -125,6 +125,9 @@ impl Observer for SharedRunLog {
         } else if let Some(line) = line(event, &log.tasks) {
             log.push(line);
         }
+        if let Some(line) = samples(event, &log.tasks) {
+            log.push(line);
+        }
     }
 }
 
@@ -232,6 +235,15 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
     })
 }
 
+/// Returns the line of the texts that were generated at an evaluation, if there are any.
+fn samples(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
+    let RunEvent::Evaluated { task, kind, step, result, at_s } = event else { return None };
+    let samples: Value = serde_json::from_str(result.rounds.as_ref()?).ok()?;
+    Some(json!({
+        "event": "samples", "task": tasks.get(task.0), "kind": kind, "step": step, "samples": samples, "at_s": at_s,
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,6 +278,7 @@ mod tests {
             metrics: BTreeMap::from([("accuracy".to_owned(), 0.5)]),
             selected_by: None,
             rows: Vec::new(),
+            rounds: None,
         };
         log.observe(&RunEvent::Evaluated { task, kind: EvaluationKind::Test, step: 1, result, at_s: 2.0 });
         let (state, error, written) = (TaskState::Failed, Some("broke"), (Some("f00d"), None));

@@ -366,7 +366,7 @@ impl Estimate {
         let cursor = task.initial_cursor(task.program(&plan.shards(), 0, MicrobatchGroup::ONE));
         let [pass_s, forward_s] = pass_s(plan).map(|seconds| seconds * task.train.mean_part());
         let before = match cursor.stage() {
-            Stage::Evaluate { kind: EvaluationKind::Initial, batch } => {
+            Stage::Evaluate { kind: EvaluationKind::Initial, batch, .. } => {
                 cursor.program().validation.saturating_sub(batch)
             }
             _ => 0,

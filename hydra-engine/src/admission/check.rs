@@ -14,7 +14,8 @@ pub(super) fn check(tasks: &[TrainTask], shapes: &[TrainTask]) -> Result<(), Eng
 }
 
 fn check_data(task: &TrainTask) -> Result<(), EngineError> {
-    task.spec.metric.as_ref().map_or(Ok(()), |metric| task.chain.metric(metric).map(drop))?;
+    task.spec.metric.as_ref().map_or(Ok(()), |metric| task.metric(metric).map(drop))?;
+    task.rounds.as_ref().map_or(Ok(()), |of| of.check(&task.chain))?;
     let accumulate = task.spec.accumulate.max(1);
     if let Some(microbatch_group) =
         task.microbatch_group.filter(|microbatch_group| !(1..=accumulate).contains(microbatch_group))

@@ -350,6 +350,7 @@ mod tests {
                 may_leave: !finished,
             },
             batches: others,
+            rounds: 0,
             boundaries: others,
             gradients: GradientBytes::from_shards(
                 shards().map(|shard| vec![(shard.0, *shard.1)]).collect(),

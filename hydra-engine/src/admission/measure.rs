@@ -5,7 +5,9 @@ use crate::error::{EngineError, guarded, refused};
 use crate::protocol::StopFlag;
 use crate::train_task::TrainTask;
 use hydra_core::{Batch, Chain, gather_largest};
-use hydra_partition::{Fingerprint, InitialValues, PartitionPlan, PilotPartitioner, PilotProgress, Profile};
+use hydra_partition::{
+    Fingerprint, InitialValues, PartitionError, PartitionPlan, PilotPartitioner, PilotProgress, Profile,
+};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -99,6 +101,15 @@ pub(super) fn largest_microbatch(task: &TrainTask) -> Result<Batch, EngineError>
     Ok(batch.in_type(task.chain.float_type()))
 }
 
+/// The chain of a task's rounds, if it is another one than the task's, with its largest batch.
+fn rounds(task: &TrainTask) -> Result<Option<(&Chain, Batch)>, EngineError> {
+    let Some(of) = task.rounds.as_ref().filter(|of| !Arc::ptr_eq(&of.chain, &task.chain)) else {
+        return Ok(None);
+    };
+    let batch = guarded("reading a batch", || Ok(gather_largest(of.data.as_ref(), 1)?))?;
+    Ok(Some((&of.chain, batch.in_type(of.chain.float_type()))))
+}
+
 /// Standing device bytes vary by this much between processes. The margin leaves more free.
 const STANDING_DIFFERS: u64 = 16 << 10;
 
@@ -115,8 +126,18 @@ impl Pilot<'_> {
         others: &[MeasuredTask<'_>],
     ) -> Result<MeasuredTask<'a>, EngineError> {
         let batch = largest_microbatch(task)?;
-        let fingerprint = Fingerprint::new(&task.chain, &batch, &self.plans.config)
-            .on(self.device.spec.threads, &self.device.model);
+        let mut config = self.plans.config.clone();
+        if let Some(of) = &task.rounds {
+            // The memory of a layer depends on what its data keeps, such as the longest sequence.
+            let keys = of.chain.layers().iter().map(|layer| format!("{:?}", layer.layer().cost_key()));
+            let keys = keys.collect::<Vec<_>>().join(" ");
+            let largest = gather_largest(of.data.as_ref(), 1)?;
+            let Fingerprint { architecture, inputs, targets, .. } =
+                Fingerprint::new(&of.chain, &largest, &keys);
+            config = format!("{config}, in rounds {architecture} of {inputs:?} and {targets:?}");
+        }
+        let fingerprint =
+            Fingerprint::new(&task.chain, &batch, &config).on(self.device.spec.threads, &self.device.model);
         // Names and shapes do not identify the computation of a layer; they suffice only if the chain has a cost key.
         // (Layers within the chain have their own keys, which the partitioner compares.)
         let same_model = |chain: &Arc<Chain>| {
@@ -143,7 +164,7 @@ impl Pilot<'_> {
             Some(profile) => self.standing_here(profile),
             None => guarded("the pilot pass", || {
                 self.with_partitioner(task, |partitioner| {
-                    Ok(partitioner.measure(&task.chain, batch, self.device)?)
+                    partitioner.measure(&task.chain, batch, self.device)
                 })
             })?,
         };
@@ -160,15 +181,21 @@ impl Pilot<'_> {
         }
     }
 
-    /// Calls `work` with a partitioner that starts from the task's initial weights and reports its progress.
+    /// Calls `work` with a partitioner that starts from the task's initial weights, also runs its rounds, and reports its
+    /// progress.
     pub(super) fn with_partitioner<T>(
         &self,
         task: &TrainTask,
-        work: impl FnOnce(&PilotPartitioner<'_>) -> T,
-    ) -> T {
+        work: impl FnOnce(&PilotPartitioner<'_>) -> Result<T, PartitionError>,
+    ) -> Result<T, EngineError> {
+        let rounds = rounds(task)?;
         let values = InitialValues::new(&task.chain, task.spec.seed);
         let report = |progress| (self.on_progress)(&task.name, progress);
         let is_stopped = || self.stop.is_stopped();
-        work(&PilotPartitioner::new(&values).with_progress(&report).with_stop(&is_stopped))
+        let partitioner = PilotPartitioner::new(&values).with_progress(&report).with_stop(&is_stopped);
+        Ok(match &rounds {
+            Some((chain, batch)) => work(&partitioner.also(chain, batch)),
+            None => work(&partitioner),
+        }?)
     }
 }

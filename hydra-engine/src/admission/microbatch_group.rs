@@ -44,7 +44,7 @@ fn wanted_group(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks
     let most = devices.most_microbatches(cut.task, microbatches, tasks);
     let chosen =
         || cheapest(1..=most, |microbatch_group| traffic.minibatch(microbatches, microbatch_group)).0;
-    let batches = program.validation.max(program.test);
+    let batches = program.most_batches();
     let batches = batches.div_ceil(devices.each(cut.task, tasks)).clamp(1, MOST_BATCHES);
     MicrobatchGroup {
         microbatches: cut.task.microbatch_group.unwrap_or_else(chosen),
@@ -80,7 +80,7 @@ fn replicas(
     let program = cut.task.program(&cut.plan.shards(), 0, MicrobatchGroup::ONE);
     let trained =
         if cut.task.evaluate_only { 0 } else { program.microbatches.div_ceil(microbatch_group.microbatches) };
-    let evaluated = program.validation.max(program.test).div_ceil(microbatch_group.batches);
+    let evaluated = program.most_batches().div_ceil(microbatch_group.batches);
     let most = cut.task.most_devices.unwrap_or(usize::MAX).min(devices.count);
     most.min(trained.max(evaluated)).max(1)
 }

@@ -47,6 +47,8 @@ pub(super) struct TaskSizes {
     pub buffers: StoredBuffers,
     /// Bytes of the batches of a minibatch, or of an evaluation.
     pub batches: u64,
+    /// Bytes of the batches of rounds, and of what their data keeps.
+    pub rounds: u64,
     /// Bytes of boundary activations at the cut-points, and of their gradients.
     pub boundaries: u64,
     pub gradients: GradientBytes,
@@ -80,6 +82,7 @@ impl TaskSizes {
         Self {
             buffers: stored_buffers(cut, optimizer.on_device(), replicas),
             batches: batch_bytes.saturating_mul(microbatches.max(microbatch_group.batches * replicas) as u64),
+            rounds: task.rounds.as_ref().map_or(0, |of| of.host_bytes(microbatch_group.batches * replicas)),
             boundaries: boundary_bytes(task, plan, concurrency, training_replicas),
             remaining: match (task.is_finished(), task.evaluate_only, task.spec.accumulate) {
                 (true, ..) => Remaining::Nothing,
@@ -108,7 +111,8 @@ impl TaskSizes {
             Remaining::Training => self.gradients.budget_bytes(shards),
             Remaining::Accumulation(bytes) => bytes,
         };
-        gradients.saturating_add(self.boundaries).saturating_add(self.batches)
+        let parts = [self.boundaries, self.batches, self.rounds];
+        parts.into_iter().fold(gradients, u64::saturating_add)
     }
 
     /// The part of them for gradients that the optimizer may step with as they arrive; unlimited if gradients stay on

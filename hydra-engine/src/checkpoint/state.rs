@@ -71,7 +71,7 @@ impl Position {
     pub(crate) fn stage(&self) -> Stage {
         match *self {
             Self::Train => Stage::Train { microbatch: 0 },
-            Self::Evaluate { kind, batch, .. } => Stage::Evaluate { kind, batch },
+            Self::Evaluate { kind, batch, .. } => Stage::Evaluate { kind, batch, rounds: false },
             Self::Restore => Stage::Restore,
             Self::Write => Stage::Write,
             Self::Finished { .. } => Stage::Finished,

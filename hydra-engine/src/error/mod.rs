@@ -42,6 +42,16 @@ pub enum EngineError {
     /// A checkpoint could not be written or used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The chain of an evaluation in rounds is not one of the task's model.
+    #[error(
+        "the chain `{rounds}` of an evaluation in rounds has other layers or parameters than the chain `{chain}`: build both from one model"
+    )]
+    OtherParameters {
+        /// The task's chain.
+        chain: String,
+        /// The chain of its rounds.
+        rounds: String,
+    },
     /// No device was given.
     #[error("no device was given: a run needs at least one")]
     NoDevice,

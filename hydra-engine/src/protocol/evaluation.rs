@@ -27,6 +27,9 @@ pub struct Evaluation {
     /// Reports and checkpoints do not have them.
     #[serde(skip)]
     pub rows: Vec<f32>,
+    /// What the data of its [rounds](hydra_core::Rounds::report) reports, as JSON. Reports and checkpoints do not have it.
+    #[serde(skip)]
+    pub rounds: Option<String>,
 }
 
 impl Evaluation {
@@ -112,6 +115,7 @@ impl Sums {
             metrics: metrics.collect(),
             selected_by: selected_by(chain, spec),
             rows: if chain.objective().keeps_rows() { self.rows.clone() } else { Vec::new() },
+            rounds: None,
         })
     }
 }
@@ -169,6 +173,7 @@ impl SavedEvaluation {
             metrics,
             selected_by,
             rows: Vec::new(),
+            rounds: None,
         }
     }
 }

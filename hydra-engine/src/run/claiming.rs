@@ -197,7 +197,7 @@ fn jobs(
     let abandoned = Arc::new(AtomicBool::new(false));
     let compute = ComputeJob {
         ticket,
-        chain: task.info.chain().clone(),
+        chain: task.info.chain_of(next.stage).clone(),
         work: claim.work.clone(),
         follows: claim.from_handoff,
         adding: claim.adding,

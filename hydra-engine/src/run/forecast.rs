@@ -561,7 +561,7 @@ mod tests {
             microbatch_group: crate::stages::MicrobatchGroup::ONE,
             validation: 3,
             test: 2,
-            rounds: false,
+            rounds: None,
             initial_validation: true,
             replicas: 1,
             shared: false,

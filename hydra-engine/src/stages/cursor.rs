@@ -48,6 +48,8 @@ pub(crate) struct Cursor {
     stage: Stage,
     /// One past the last microbatch or batch that a microbatch group may take.
     until: usize,
+    /// The batches of the current round of an evaluation, or of the next first one.
+    round: usize,
     step: usize,
     /// The microbatch groups that have started, by replica.
     replicas: Vec<Option<GroupProgress>>,
@@ -60,7 +62,11 @@ impl Cursor {
     pub(crate) fn new(program: Program) -> Self {
         let validates = program.initial_validation && program.validation > 0;
         if validates && program.steps > 0 {
-            return Self::resumed(program, 0, Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 });
+            return Self::resumed(
+                program,
+                0,
+                Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0, rounds: false },
+            );
         }
         let mut cursor = Self::resumed(program, 0, Stage::Finished);
         cursor.after_minibatches();
@@ -70,15 +76,25 @@ impl Cursor {
     /// A task that has trained `step` minibatches and continues at `stage`.
     pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
         let replicas = (0..program.replicas.max(1)).map(|_| None).collect();
-        let mut cursor = Self { stage, until: 0, step, replicas, evaluated: 0, program };
+        let round = program.rounds.unwrap_or(0);
+        let mut cursor = Self { stage, until: 0, round, step, replicas, evaluated: 0, program };
         match stage {
-            Stage::Evaluate { kind, batch } if cursor.program.shares(kind) => {
+            Stage::Evaluate { kind, batch, .. } if cursor.program.shares(kind) => {
                 cursor.evaluated = batch;
                 cursor.stage = Stage::Shared;
+            }
+            Stage::Evaluate { kind, batch, rounds: false } if cursor.begins_rounds(kind, batch) => {
+                cursor.evaluated = batch;
+                cursor.enter(Stage::Evaluate { kind, batch: 0, rounds: true });
             }
             stage => cursor.enter(stage),
         }
         cursor
+    }
+
+    /// Returns whether the first `evaluated` batches of an evaluation are all of them, and rounds follow.
+    fn begins_rounds(&self, kind: EvaluationKind, evaluated: usize) -> bool {
+        self.program.has_rounds(kind) && evaluated == self.program.batches(kind)
     }
 
     /// Moves to the start of a minibatch or evaluation batch, or to another stage.
@@ -98,8 +114,13 @@ impl Cursor {
     /// The stage that a checkpoint resumes at: in an evaluation, the first batch without a known result.
     pub(crate) fn saved_stage(&self) -> Stage {
         match self.stage {
-            Stage::Shared => Stage::Evaluate { kind: EvaluationKind::Initial, batch: self.evaluated },
-            Stage::Evaluate { kind, .. } => Stage::Evaluate { kind, batch: self.evaluated },
+            Stage::Shared => {
+                Stage::Evaluate { kind: EvaluationKind::Initial, batch: self.evaluated, rounds: false }
+            }
+            // Rounds are repeated from the first one.
+            Stage::Evaluate { kind, .. } | Stage::Round { kind } => {
+                Stage::Evaluate { kind, batch: self.evaluated, rounds: false }
+            }
             stage => stage,
         }
     }
@@ -118,9 +139,20 @@ impl Cursor {
         self.evaluated
     }
 
-    /// Returns true if it is in this evaluation, after `step` minibatches.
+    /// The batches of the current round of an evaluation.
+    pub(crate) fn round(&self) -> usize {
+        self.round
+    }
+
+    /// Returns true if it is in the rounds of an evaluation.
+    pub(crate) fn is_in_rounds(&self) -> bool {
+        matches!(self.stage, Stage::Evaluate { rounds: true, .. })
+    }
+
+    /// Returns true if it is in the batches of this evaluation, after `step` minibatches.
     pub(crate) fn is_evaluating(&self, kind: EvaluationKind, step: usize) -> bool {
-        self.step == step && matches!(self.stage, Stage::Evaluate { kind: now, .. } if now == kind)
+        let here = matches!(self.stage, Stage::Evaluate { kind: now, rounds: false, .. } | Stage::Round { kind: now } if now == kind);
+        self.step == step && here
     }
 
     /// Returns true if the task takes part in a shared initial evaluation, or waits for its result.
@@ -182,7 +214,7 @@ impl Cursor {
         let ((kind, shard), microbatch_pass) = (begun.position, begun.microbatch_pass);
         let stage = match self.stage {
             Stage::Train { .. } => Stage::Train { microbatch: microbatch_pass },
-            Stage::Evaluate { kind, .. } => Stage::Evaluate { kind, batch: microbatch_pass },
+            Stage::Evaluate { kind, rounds, .. } => Stage::Evaluate { kind, batch: microbatch_pass, rounds },
             waiting => waiting,
         };
         ShardTask { stage, kind, shard, step: self.step }
@@ -217,14 +249,17 @@ impl Cursor {
             Stage::Train { .. } => {
                 (p.microbatch_group.microbatches, p.microbatches, p.microbatches_of(self.step))
             }
+            Stage::Evaluate { rounds: true, .. } => (p.microbatch_group.batches, self.round, self.round),
             Stage::Evaluate { kind, .. } => (p.microbatch_group.batches, p.batches(kind), p.batches(kind)),
-            Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => return None,
+            Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => {
+                return None;
+            }
         };
         let [most, replicas, usual, of] = [most, self.replicas(), usual, of].map(|count| count as u64);
-        let length = match self.program.rounds {
+        let length = match self.stage {
             // Rounds differ in their batches, so no number of groups is usual.
-            true => of.div_ceil(replicas).clamp(1, most),
-            false => group_length(most, replicas, usual, of),
+            Stage::Evaluate { rounds: true, .. } => of.div_ceil(replicas).clamp(1, most),
+            _ => group_length(most, replicas, usual, of),
         };
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let microbatch_passes = start..start.saturating_add(length).min(self.until);
@@ -252,7 +287,7 @@ impl Cursor {
             Stage::Train { microbatch: microbatch_pass } | Stage::Evaluate { batch: microbatch_pass, .. } => {
                 *microbatch_pass = begun.microbatch_passes.end
             }
-            Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => {}
+            Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => {}
         }
         Some(begun)
     }
@@ -265,7 +300,7 @@ impl Cursor {
 
     /// Makes this batch of a shared initial evaluation the next one.
     pub(crate) fn take_batch(&mut self, batch: usize) {
-        self.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch });
+        self.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch, rounds: false });
     }
 
     /// Records that the results of the first `evaluated` batches of the evaluation are known.
@@ -278,13 +313,13 @@ impl Cursor {
         self.after_minibatches();
     }
 
-    /// Begins the next round of the evaluation of the test data, with this number of batches; the last round was the end if
-    /// there are none.
+    /// Begins the next round of the evaluation, with this number of batches, or ends the evaluation if there are none.
     pub(crate) fn next_round(&mut self, batches: usize) {
-        self.program.test = batches;
+        let Stage::Round { kind } = self.stage else { return };
+        self.round = batches;
         match batches {
-            0 => self.stage = Stage::Write,
-            _ => self.enter(Stage::Evaluate { kind: EvaluationKind::Test, batch: 0 }),
+            0 => self.after_evaluation(kind),
+            _ => self.enter(Stage::Evaluate { kind, batch: 0, rounds: true }),
         }
     }
 
@@ -316,14 +351,17 @@ impl Cursor {
         let begun = first.map(GroupProgress::left).unwrap_or_default();
         let with = |microbatch_passes, evaluations| WorkLeft { microbatch_passes, evaluations, ..begun };
         // Microbatches or batches of this stage that are in no microbatch group yet.
-        let here = self.until.saturating_sub(self.stage.microbatch_pass()) as u64;
+        let here = match self.stage {
+            Stage::Round { .. } => 0,
+            stage => self.until.saturating_sub(stage.microbatch_pass()) as u64,
+        };
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
         let at_the_end = if p.evaluations.is_empty() { p.validation } else { 0 };
         let final_evaluations = (at_the_end + p.test) as u64;
         let periodic = |step: usize| (p.evaluations.left(step, p.steps) * p.validation) as u64;
         match self.stage {
             Stage::Train { .. } => with(later(self.step + 1) + here, final_evaluations + periodic(self.step)),
-            Stage::Evaluate { kind, .. } => {
+            Stage::Evaluate { kind, .. } | Stage::Round { kind } => {
                 let after = match kind {
                     EvaluationKind::Initial | EvaluationKind::Periodic => {
                         final_evaluations + periodic(self.step)
@@ -339,7 +377,7 @@ impl Cursor {
                 WorkLeft { microbatch_passes: later(self.step), evaluations, ..WorkLeft::default() }
             }
             Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
-            Stage::Round | Stage::Write | Stage::Finished => WorkLeft::default(),
+            Stage::Write | Stage::Finished => WorkLeft::default(),
         }
     }
 
@@ -349,7 +387,7 @@ impl Cursor {
     pub(crate) fn until_read_s(&self, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
         let start = match self.stage {
             Stage::Shared => Some(ShardTaskKind::training_start(self.program.shards)),
-            Stage::Round => Some(ShardTaskKind::evaluation_start()),
+            Stage::Round { .. } => Some(ShardTaskKind::evaluation_start()),
             _ => None,
         };
         if let Some(start) = start {
@@ -386,11 +424,13 @@ impl Cursor {
             Stage::Train { .. } if p.evaluates_after(self.step + 1) => evaluates,
             Stage::Train { .. } if self.step + 1 < p.steps => trains,
             Stage::Train { .. } => evaluates.filter(|_| p.validation + p.test > 0),
-            Stage::Evaluate { kind, .. } if end < p.batches(kind) => evaluates,
-            Stage::Evaluate { kind: EvaluationKind::Test, .. } => evaluates.filter(|_| p.rounds),
+            Stage::Evaluate { .. } if end < self.until => evaluates,
+            // Another round may follow.
+            Stage::Evaluate { kind, .. } if p.has_rounds(kind) => evaluates,
+            Stage::Evaluate { kind: EvaluationKind::Test, .. } => None,
             Stage::Evaluate { .. } if self.step < p.steps => trains,
             Stage::Evaluate { .. } => evaluates.filter(|_| p.validation + p.test > 0),
-            Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => None,
+            Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => None,
         }
     }
 
@@ -409,12 +449,13 @@ impl Cursor {
             Stage::Train { .. } => p.microbatches_of(self.step),
             // In a shared evaluation the task takes one batch at a time.
             Stage::Evaluate { kind, .. } if p.shares(kind) => first + 1,
-            Stage::Evaluate { kind, batch } => {
+            Stage::Evaluate { rounds: true, .. } => self.round,
+            Stage::Evaluate { kind, batch, .. } => {
                 self.evaluated = batch;
                 // The checkpoint of another task may name a batch that does not exist; it is refused later.
                 p.batches(kind).max(first + 1)
             }
-            Stage::Shared | Stage::Round | Stage::Restore | Stage::Write | Stage::Finished => 0,
+            Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => 0,
         };
     }
 
@@ -430,18 +471,28 @@ impl Cursor {
             Stage::Train { .. } => {
                 self.step += 1;
                 match self.program.evaluates_after(self.step) {
-                    true => self.enter(Stage::Evaluate { kind: EvaluationKind::Periodic, batch: 0 }),
+                    true => self.enter(Stage::Evaluate {
+                        kind: EvaluationKind::Periodic,
+                        batch: 0,
+                        rounds: false,
+                    }),
                     false => self.after_minibatches(),
                 }
             }
             Stage::Evaluate { kind, .. } if self.program.shares(kind) => self.stage = Stage::Shared,
-            Stage::Evaluate { kind, .. } => match kind {
-                EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
-                EvaluationKind::Validation => self.final_test(),
-                EvaluationKind::Test if self.program.rounds => self.stage = Stage::Round,
-                EvaluationKind::Test => self.stage = Stage::Write,
-            },
+            Stage::Evaluate { kind, .. } if self.program.has_rounds(kind) => {
+                self.stage = Stage::Round { kind }
+            }
+            Stage::Evaluate { kind, .. } => self.after_evaluation(kind),
             waiting => self.stage = waiting,
+        }
+    }
+
+    fn after_evaluation(&mut self, kind: EvaluationKind) {
+        match kind {
+            EvaluationKind::Initial | EvaluationKind::Periodic => self.after_minibatches(),
+            EvaluationKind::Validation => self.final_test(),
+            EvaluationKind::Test => self.stage = Stage::Write,
         }
     }
 
@@ -452,16 +503,20 @@ impl Cursor {
         } else if !p.evaluations.is_empty() && p.validation > 0 && p.steps > 0 {
             self.stage = Stage::Restore;
         } else if p.validation > 0 {
-            self.enter(Stage::Evaluate { kind: EvaluationKind::Validation, batch: 0 });
+            self.enter(Stage::Evaluate { kind: EvaluationKind::Validation, batch: 0, rounds: false });
         } else {
             self.final_test();
         }
     }
 
     fn final_test(&mut self) {
+        let kind = EvaluationKind::Test;
         match self.program.test {
+            0 if self.program.is_rounds_alone() => {
+                self.enter(Stage::Evaluate { kind, batch: 0, rounds: true })
+            }
             0 => self.stage = Stage::Write,
-            _ => self.enter(Stage::Evaluate { kind: EvaluationKind::Test, batch: 0 }),
+            _ => self.enter(Stage::Evaluate { kind, batch: 0, rounds: false }),
         }
     }
 }
@@ -485,7 +540,7 @@ mod tests {
             microbatch_group: MicrobatchGroup::ONE,
             validation: 2,
             test: 1,
-            rounds: false,
+            rounds: None,
             initial_validation: true,
             replicas: 1,
             shared: false,
@@ -541,7 +596,7 @@ mod tests {
 
     #[test]
     fn an_evaluation_goes_on_in_rounds() {
-        let program = Program { steps: 0, validation: 0, test: 2, rounds: true, shards: 1, ..program() };
+        let program = Program { steps: 0, validation: 0, test: 0, rounds: Some(2), shards: 1, ..program() };
         let mut cursor = Cursor::new(program);
         let costs = CostModel::new(vec![1.0], vec![1.0], vec![1.0]).unwrap();
         for batches in [2, 1, 3, 0] {
@@ -549,7 +604,7 @@ mod tests {
                 assert_eq!(task.kind, ShardTaskKind::Evaluate);
                 cursor.advance(0);
             }
-            assert_eq!(cursor.stage(), Stage::Round);
+            assert_eq!(cursor.stage(), Stage::Round { kind: EvaluationKind::Test });
             assert_eq!(cursor.until_read_s(&costs, 0, false), Some(0.0), "the next round reads the shard");
             cursor.next_round(batches);
             assert_eq!(
@@ -560,6 +615,40 @@ mod tests {
             assert_eq!(cursor.left().evaluations, batches as u64);
         }
         assert_eq!((cursor.stage(), cursor.peek()), (Stage::Write, None));
+    }
+
+    #[test]
+    fn evaluations_during_and_after_training_go_on_in_rounds() {
+        let evaluations = Evaluations::new(Some(2), vec![]);
+        let p = Program { evaluations, rounds: Some(1), shards: 1, ..program() };
+        let mut cursor = Cursor::new(p.clone());
+        let (mut log, mut rounds) = (Vec::new(), 0);
+        while cursor.stage() != Stage::Finished {
+            let Some(task) = cursor.peek() else {
+                match cursor.stage() {
+                    // After the batches, two rounds of one and two batches.
+                    Stage::Round { kind } => {
+                        cursor.know_batches(2);
+                        let again = Cursor::resumed(p.clone(), cursor.step(), cursor.saved_stage());
+                        assert_eq!(
+                            again.peek().unwrap().stage,
+                            Stage::Evaluate { kind, batch: 0, rounds: true }
+                        );
+                        rounds = (rounds + 1) % 3;
+                        cursor.next_round(rounds);
+                    }
+                    _ => cursor.waited(false),
+                }
+                continue;
+            };
+            let rounds = matches!(task.stage, Stage::Evaluate { rounds: true, .. });
+            let kind = if rounds { "r".to_owned() } else { task.kind.to_string()[..1].to_owned() };
+            log.push(format!("{kind}{}@{}", task.stage.microbatch_pass(), task.step));
+            cursor.advance(0);
+        }
+        let expected =
+            "e0@0 e1@0 b0@0 b1@0 b0@1 e0@2 e1@2 r0@2 r0@2 r1@2 b0@2 b1@2 e0@3 e1@3 r0@3 r0@3 r1@3 e0@3";
+        assert_eq!(log.join(" "), expected);
     }
 
     /// The shard tasks with their microbatches or batches.
@@ -597,7 +686,7 @@ mod tests {
 
     #[test]
     fn a_group_begins_where_an_evaluation_goes_on() {
-        let stage = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 1 };
+        let stage = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 1, rounds: false };
         let p = Program {
             validation: 6,
             microbatch_group: MicrobatchGroup { microbatches: 1, batches: 4 },
@@ -673,7 +762,7 @@ mod tests {
 
     #[test]
     fn a_shared_evaluation_is_told_its_batches_and_waits_between_them() {
-        let initial = |batch| Stage::Evaluate { kind: EvaluationKind::Initial, batch };
+        let initial = |batch| Stage::Evaluate { kind: EvaluationKind::Initial, batch, rounds: false };
         let shared = || Program { shared: true, ..program() };
         let mut cursor = Cursor::new(shared());
         let alone = Cursor::new(program()).left();

@@ -44,12 +44,12 @@ pub enum TaskState {
 pub(crate) enum Stage {
     /// Waiting for a batch of a shared initial evaluation, or for its result.
     Shared,
-    /// Evaluating batch `batch`.
-    Evaluate { kind: EvaluationKind, batch: usize },
+    /// Evaluating batch `batch`, in `rounds` of the current round.
+    Evaluate { kind: EvaluationKind, batch: usize, rounds: bool },
     /// Training microbatch `microbatch` of the current minibatch.
     Train { microbatch: usize },
-    /// Waiting for the result of a round of an evaluation, which decides whether there is another one.
-    Round,
+    /// Waiting for the results of an evaluation's batches or of a round, which decide whether there is another round.
+    Round { kind: EvaluationKind },
     /// Waiting until the best weights are restored.
     Restore,
     /// Waiting until the model is hashed and written.
@@ -65,7 +65,7 @@ impl Stage {
             Self::Evaluate { batch: microbatch_pass, .. } | Self::Train { microbatch: microbatch_pass } => {
                 *microbatch_pass
             }
-            Self::Shared | Self::Round | Self::Restore | Self::Write | Self::Finished => 0,
+            Self::Shared | Self::Round { .. } | Self::Restore | Self::Write | Self::Finished => 0,
         }
     }
 }
@@ -114,7 +114,10 @@ impl MicrobatchPass {
     /// Returns whether both belong to one minibatch or one evaluation.
     pub(crate) fn same_minibatch(&self, other: &Self) -> bool {
         let same = match (self.stage, other.stage) {
-            (Stage::Evaluate { kind, .. }, Stage::Evaluate { kind: other, .. }) => kind == other,
+            (
+                Stage::Evaluate { kind, rounds, .. },
+                Stage::Evaluate { kind: other, rounds: in_rounds, .. },
+            ) => (kind, rounds) == (other, in_rounds),
             (Stage::Train { .. }, Stage::Train { .. }) => true,
             _ => false,
         };

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub struct MicrobatchGroup {
     /// Microbatches of a minibatch.
     pub microbatches: usize,
-    /// Batches of an evaluation.
+    /// Batches of an evaluation, before its rounds.
     pub batches: usize,
 }
 
@@ -37,8 +37,9 @@ pub(crate) struct Program {
     /// Batches of the validation and the test data; zero without such data.
     pub validation: usize,
     pub test: usize,
-    /// True if the evaluation of the test data is repeated in rounds. A round may have another number of batches than the one before.
-    pub rounds: bool,
+    /// The batches of the first round of evaluations that go on in rounds: those on the validation data, but for the initial one.
+    /// A task without other data has the rounds alone, as an evaluation of the test data.
+    pub rounds: Option<usize>,
     pub initial_validation: bool,
     /// The largest number of microbatch groups in flight, each on its own device; at least one.
     pub replicas: usize,
@@ -54,7 +55,7 @@ impl Program {
         if step % self.epoch == self.epoch - 1 { self.last_microbatches } else { self.microbatches }
     }
 
-    /// Batches of an evaluation.
+    /// Batches of an evaluation, before its rounds.
     pub(crate) fn batches(&self, kind: EvaluationKind) -> usize {
         if kind == EvaluationKind::Test { self.test } else { self.validation }
     }
@@ -62,6 +63,26 @@ impl Program {
     /// Returns true if the batches of an evaluation are divided among tasks.
     pub(crate) fn shares(&self, kind: EvaluationKind) -> bool {
         self.shared && kind == EvaluationKind::Initial
+    }
+
+    /// The batches of the longest evaluation or first round.
+    pub fn most_batches(&self) -> usize {
+        self.validation.max(self.test).max(self.rounds.unwrap_or(0))
+    }
+
+    /// Returns true if an evaluation goes on in rounds after its batches.
+    pub fn has_rounds(&self, kind: EvaluationKind) -> bool {
+        let has = match kind {
+            EvaluationKind::Initial => false,
+            EvaluationKind::Periodic | EvaluationKind::Validation => true,
+            EvaluationKind::Test => self.is_rounds_alone(),
+        };
+        has && self.rounds.is_some()
+    }
+
+    /// Returns true if the task has rounds and nothing else.
+    pub(super) fn is_rounds_alone(&self) -> bool {
+        self.rounds.is_some() && self.steps + self.validation + self.test == 0
     }
 
     /// Returns true if the weights are evaluated after `done` minibatches during training.

@@ -62,6 +62,9 @@ impl LiveTask {
             _ => {}
         }
         self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
+        if self.cursor.is_in_rounds() {
+            self.underway.known = 0;
+        }
         self.checkpoint = CheckpointClock::new(&self.cursor, at_s, self.info.admitted.master_bytes);
         // Frozen buffers are always up to date.
         self.versions.iter_mut().filter(|version| **version == 0).for_each(|version| *version = step);
@@ -75,7 +78,7 @@ impl LiveTask {
     /// The state of the task at rest, for a checkpoint.
     fn state(&self) -> Option<Box<State>> {
         let position = match self.cursor.saved_stage() {
-            Stage::Evaluate { kind, batch } => {
+            Stage::Evaluate { kind, batch, .. } => {
                 Position::Evaluate { kind, batch, sums: self.underway.evaluation.clone() }
             }
             Stage::Restore => Position::Restore,
@@ -108,7 +111,9 @@ impl LiveTask {
         if !self.has_begun() || self.request.is_some() || !self.is_at_rest() || !stepped {
             return Rest::Nothing;
         }
-        if self.memory.active.is_some() {
+        // Between rounds, their data keeps what earlier ones have computed.
+        let keeps = self.cursor.is_in_rounds() && !fails && !self.phase.ends_at_rest();
+        if self.memory.active.is_some() && !keeps {
             self.release();
         }
         let stage = self.cursor.stage();
@@ -234,8 +239,9 @@ impl LiveTask {
         }
         let stage = match next.stage {
             Stage::Train { .. } => Stage::Train { microbatch: 0 },
-            Stage::Evaluate { kind, batch } => {
-                Stage::Evaluate { kind, batch: self.first_unknown(kind, batch, next.step) }
+            Stage::Evaluate { kind, rounds: true, .. } => Stage::Evaluate { kind, batch: 0, rounds: true },
+            Stage::Evaluate { kind, batch, rounds } => {
+                Stage::Evaluate { kind, batch: self.first_unknown(kind, batch, next.step), rounds }
             }
             stage => stage,
         };
@@ -339,6 +345,7 @@ impl LiveTask {
     /// Releases the memory of a microbatch pass.
     pub(crate) fn release(&mut self) {
         self.microbatch_pass.release();
+        self.info.task.rounds.iter().for_each(|of| of.data.release());
         // The optimizer holds gradients of the failed minibatch until the task has ended.
         let failing = self.phase.gave_up() || matches!(self.phase, Phase::Failing { .. });
         if self.phase.is_over() || !failing {

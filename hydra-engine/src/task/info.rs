@@ -2,7 +2,7 @@
 
 use crate::admission::{AdmittedTask, SharedBuffer, initial_bytes, is_narrowed, stepped_bytes, stored_bytes};
 use crate::checkpoint::Identity;
-use crate::stages::{EvaluationKind, Program};
+use crate::stages::{EvaluationKind, Program, Stage};
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, Dataset, TaskId};
 use hydra_spill::ParamBufferId;
@@ -142,10 +142,27 @@ impl TaskInfo {
         own.map(|(buffer, _)| ParamBufferId::new(self.id, buffer)).flat_map(|id| [id, id.snapshot()])
     }
 
-    /// The dataset of an evaluation.
-    pub(crate) fn evaluation_data(&self, kind: EvaluationKind) -> &Arc<dyn Dataset> {
+    /// The dataset of an evaluation, or of its rounds.
+    pub(crate) fn evaluation_data(&self, kind: EvaluationKind, rounds: bool) -> Arc<dyn Dataset> {
         let task = &self.task;
+        if let Some(of) = task.rounds.as_ref().filter(|_| rounds) {
+            return of.data.clone();
+        }
         let data = if kind == EvaluationKind::Test { &task.test } else { &task.validation };
-        data.as_ref().unwrap_or(&task.train)
+        data.as_ref().unwrap_or(&task.train).clone()
+    }
+
+    /// The chain that computes the shard tasks of a stage.
+    pub(crate) fn chain_of(&self, stage: Stage) -> &Arc<Chain> {
+        match (&self.task.rounds, stage) {
+            (Some(of), Stage::Evaluate { rounds: true, .. }) => &of.chain,
+            _ => self.chain(),
+        }
+    }
+
+    /// The first layer that reads targets, in the chain and in the one of rounds.
+    pub(crate) fn targets_from(&self) -> [usize; 2] {
+        let own = self.chain().targets_from();
+        [own, self.task.rounds.as_ref().map_or(own, |of| of.chain.targets_from())]
     }
 }

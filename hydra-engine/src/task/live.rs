@@ -133,7 +133,7 @@ impl LiveTask {
             versions: chain.buffers().iter().map(|buffer| frozen(buffer.trained)).collect(),
             sampler: Sampler::new(info.task.train.len(), spec.batch, spec.seed, spec.shuffle),
             in_flight: InFlight::new(cursor.replicas()),
-            microbatch_pass: PassBuffers::new(&info.shards, info.chain().targets_from(), cursor.replicas()),
+            microbatch_pass: PassBuffers::new(&info.shards, info.targets_from(), cursor.replicas()),
             ahead: ReadAhead::default(),
             memory: TaskMemory { active: None, gradients, waiting: None },
             results: Results::default(),
@@ -367,9 +367,9 @@ impl LiveTask {
                 let parts = task.spec.microbatches(&items).into_iter().map(<[usize]>::to_vec).collect();
                 (task.train.clone(), parts)
             }
-            Stage::Evaluate { kind, .. } => {
-                let data = self.info.evaluation_data(kind).clone();
-                let size = task.evaluation_batch();
+            Stage::Evaluate { kind, rounds, .. } => {
+                let data = self.info.evaluation_data(kind, rounds);
+                let size = if rounds { 1 } else { task.evaluation_batch() };
                 let part = |batch: usize| (batch * size..((batch + 1) * size).min(data.len())).collect();
                 let parts = self.cursor.next_passes().map(part).collect();
                 (data, parts)
@@ -386,7 +386,9 @@ impl LiveTask {
         }
         let has_replica = self.cursor.replicas_in_group().len() < self.cursor.replicas();
         let next = self.cursor.first_of_next().filter(|_| has_replica)?;
-        let goes_on = !self.pauses_before(&next);
+        // Reading a round begins sequences, whose memory is that of an active task.
+        let has_memory = !self.cursor.is_in_rounds() || self.memory.active.is_some();
+        let goes_on = has_memory && !self.pauses_before(&next);
         (goes_on && self.ahead.is_free_for(MicrobatchPass::of(&next))).then_some(next)
     }
 
@@ -431,7 +433,8 @@ impl LiveTask {
         }
         Ok(match claim.what.stage {
             Stage::Train { .. } if self.ends_minibatch(claim) => self.end_minibatch(claim, time),
-            Stage::Evaluate { kind, batch } if claim.work.last => self.end_batch(kind, batch, claim)?,
+            Stage::Evaluate { kind, rounds: true, .. } if claim.work.last => self.end_round(kind, claim)?,
+            Stage::Evaluate { kind, batch, .. } if claim.work.last => self.end_batch(kind, batch, claim)?,
             _ => Progress::Nothing,
         })
     }
@@ -452,11 +455,14 @@ impl LiveTask {
         while let Some(next) = self.underway.next() {
             let next = self.checked(stage, step, next)?;
             match stage {
+                Stage::Evaluate { rounds: true, .. } => {
+                    self.underway.round.extend(next.measured.rows);
+                }
                 Stage::Evaluate { .. } => self.underway.evaluation.add(&next.measured, next.loss_targets)?,
                 _ => self.underway.add_to_minibatch(&next),
             }
         }
-        if let Stage::Evaluate { kind, .. } = stage
+        if let Stage::Evaluate { kind, rounds: false, .. } = stage
             && self.cursor.is_evaluating(kind, step)
         {
             self.cursor.know_batches(self.underway.known);
@@ -468,7 +474,9 @@ impl LiveTask {
     fn checked(&self, stage: Stage, step: usize, ended: Ended) -> Result<Ended, EngineError> {
         let loss = ended.measured.loss;
         let dataset = match stage {
-            Stage::Evaluate { kind, .. } => Some(self.info.evaluation_data(kind).name().to_owned()),
+            Stage::Evaluate { kind, rounds, .. } => {
+                Some(self.info.evaluation_data(kind, rounds).name().to_owned())
+            }
             _ => None,
         };
         if loss.is_finite() { Ok(ended) } else { Err(EngineError::BadLoss { loss, step, dataset }) }
@@ -512,8 +520,41 @@ impl LiveTask {
         if self.underway.known < batches {
             return Ok(Progress::Evaluating { kind, batch: self.underway.computed() - 1, batches, units });
         }
-        let result = self.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec)?;
-        let step = claim.what.step;
+        if self.cursor.program().has_rounds(kind) {
+            self.underway.known = 0;
+            self.cursor.next_round(self.cursor.program().rounds.unwrap_or(0));
+            return Ok(Progress::Evaluating { kind, batch: batches - 1, batches, units });
+        }
+        self.end_evaluation(kind, claim.what.step)
+    }
+
+    /// Ends a batch of a round, and the round with its last one. Its results decide whether there is another one.
+    fn end_round(&mut self, kind: EvaluationKind, claim: &Claim) -> Result<Progress, EngineError> {
+        let Some(of) = self.info.task.rounds.clone().filter(|_| self.underway.known == self.cursor.round())
+        else {
+            return Ok(Progress::Nothing);
+        };
+        self.underway.known = 0;
+        let rows = std::mem::take(&mut self.underway.round);
+        let data = of.data;
+        let batches = guarded("the data of an evaluation in rounds", || {
+            Ok(if data.next_round(&rows)? { data.len() } else { 0 })
+        })?;
+        self.cursor.next_round(batches);
+        if batches > 0 { Ok(Progress::Nothing) } else { self.end_evaluation(kind, claim.what.step) }
+    }
+
+    /// Records the result of an evaluation.
+    fn end_evaluation(&mut self, kind: EvaluationKind, step: usize) -> Result<Progress, EngineError> {
+        let task = &self.info.task;
+        let mut result = self.underway.end_evaluation().mean(&task.chain, &task.spec)?;
+        if let Some(of) = task.rounds.as_ref().filter(|_| self.cursor.program().has_rounds(kind)) {
+            let of_rounds = || Ok((of.data.metrics(), of.data.report()));
+            let (metrics, report) = guarded("the results of an evaluation in rounds", of_rounds)?;
+            result.metrics.extend(metrics.into_iter().map(|(metric, value)| (metric.name, value)));
+            result.rounds = report;
+            result.selected_by = task.spec.metric.as_ref().and_then(|name| task.metric(name).ok());
+        }
         let best = self.results.note(kind, step, &result);
         let patience = self.info.task.spec.patience;
         if kind == EvaluationKind::Periodic
@@ -521,15 +562,6 @@ impl LiveTask {
             && self.results.exhaust(patience)
         {
             self.cursor.stop(true);
-        }
-        if let Some(rounds) = self.info.task.rounds.clone().filter(|_| kind == EvaluationKind::Test) {
-            let goes_on =
-                guarded("the data of an evaluation in rounds", || Ok(rounds.next_round(&result.rows)))?;
-            let size = self.info.task.evaluation_batch();
-            self.cursor.next_round(if goes_on { rounds.len().div_ceil(size) } else { 0 });
-            if goes_on {
-                return Ok(Progress::Evaluating { kind, batch: batches - 1, batches, units });
-            }
         }
         Ok(Progress::Evaluated { kind, step, result, best })
     }

@@ -68,8 +68,8 @@ impl GroupBuffers {
 #[derive(Debug)]
 pub(crate) struct PassBuffers {
     shards: usize,
-    /// The first shard that reads targets.
-    targets_from: usize,
+    /// The first shard that reads targets, and the first one in rounds.
+    targets_from: [usize; 2],
     /// The minibatch or evaluation of the microbatch group that started last.
     of: Option<stages::MicrobatchPass>,
     /// The batches of the minibatch, one for each microbatch.
@@ -78,11 +78,12 @@ pub(crate) struct PassBuffers {
 }
 
 impl PassBuffers {
-    /// Empty buffers of a model with these shards whose layers read targets from `targets_from` on, in `replicas`
-    /// replicas.
-    pub(crate) fn new(shards: &[Range<usize>], targets_from: usize, replicas: usize) -> Self {
+    /// Empty buffers of a model with these shards whose layers read targets from `targets_from` on, in passes other than
+    /// rounds and in rounds, in `replicas` replicas.
+    pub(crate) fn new(shards: &[Range<usize>], targets_from: [usize; 2], replicas: usize) -> Self {
         let replicas = (0..replicas).map(|_| GroupBuffers::default()).collect();
-        let targets_from = shards.iter().take_while(|shard| shard.end <= targets_from).count();
+        let targets_from =
+            targets_from.map(|layer| shards.iter().take_while(|shard| shard.end <= layer).count());
         Self { shards: shards.len(), targets_from, of: None, minibatch: Vec::new(), replicas }
     }
 
@@ -139,7 +140,8 @@ impl PassBuffers {
     pub(crate) fn inputs(&self, replica: usize, next: &ShardTask) -> (Inputs<HostTensor>, bool) {
         let ((batch, _), microbatch_pass) =
             (self.batch(replica, next), self.replicas[replica].microbatch_pass(next));
-        let compares = next.shard >= self.targets_from;
+        let rounds = matches!(next.stage, Stage::Evaluate { rounds: true, .. });
+        let compares = next.shard >= self.targets_from[usize::from(rounds)];
         let upstream = microbatch_pass.and_then(|microbatch_pass| microbatch_pass.upstream(next.shard));
         let inputs = Inputs {
             activation: match next.shard {

@@ -13,7 +13,8 @@ impl LiveTask {
         let first = match self.cursor.stage() {
             Stage::Train { .. } if self.cursor.at_minibatch_start() => step,
             Stage::Train { .. } => step + 1,
-            Stage::Evaluate { kind: EvaluationKind::Initial | EvaluationKind::Periodic, .. } => step,
+            Stage::Evaluate { kind: EvaluationKind::Initial | EvaluationKind::Periodic, .. }
+            | Stage::Round { kind: EvaluationKind::Periodic } => step,
             Stage::Shared => step,
             _ => return None,
         };
@@ -51,7 +52,7 @@ impl LiveTask {
     /// Returns whether the task is paused: it does nothing until it is resumed.
     pub(crate) fn is_paused(&self) -> bool {
         let step = self.cursor.step();
-        let initial = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0 };
+        let initial = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0, rounds: false };
         let begins = self.cursor.at_minibatch_start() || matches!(self.cursor.stage(), Stage::Shared);
         let here = begins || self.cursor.stage() == initial && self.cursor.is_between_groups();
         match self.phase.is_waiting() {

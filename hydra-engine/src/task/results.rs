@@ -66,7 +66,9 @@ pub(crate) struct Underway {
     pub evaluation: Sums,
     /// The current batch of a shared evaluation; its other batches may be computed by other tasks.
     pub batch: Sums,
-    /// Microbatches in the loss, or batches in the evaluation.
+    /// The rows of the current round.
+    pub round: Vec<f32>,
+    /// Microbatches in the loss, or batches in the evaluation or the round.
     pub known: usize,
     /// Results that wait for an earlier one, by index.
     ahead: BTreeMap<usize, Ended>,

@@ -16,4 +16,4 @@ mod sequences;
 pub use crate::ops::{KvCache, KvCacheForm};
 pub use objective::NextToken;
 pub use sampling::Sampling;
-pub use sequences::{Ended, Generated, Limits, Prompt, Sequences};
+pub use sequences::{Ended, Generated, Judged, Limits, Prompt, Sequences};

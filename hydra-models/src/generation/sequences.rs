@@ -2,7 +2,7 @@
 
 use super::{KvCache, Sampling};
 use crate::parts::GROUP;
-use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor, Key, Rounds};
+use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor, Key, Metric, Rounds};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -64,6 +64,14 @@ pub struct Generated {
 /// Called after each new token of a prompt, by number; returns whether the sequence ends with it.
 type OnToken = Box<dyn Fn(usize, &Generated) -> bool + Send + Sync>;
 
+/// Values of metrics of all generated texts, and a report on them as JSON.
+pub type Judged = (Vec<f64>, Option<String>);
+
+/// The error of a judge.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+type Judge = Box<dyn Fn(&[Generated]) -> Result<Judged, Failure> + Send + Sync>;
+
 /// The sequences of some prompts. In the order of the prompts, as many as the cache has memory for are in it at a time.
 ///
 /// An item of a round is the next tokens of one prompt, or the newest tokens of up to 16 sequences.
@@ -73,10 +81,17 @@ pub struct Sequences {
     sampling: Sampling,
     cache: KvCache,
     on_token: OnToken,
+    metrics: Vec<Metric>,
+    judge: Option<Judge>,
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
+    /// What the last evaluation generated, also if it was interrupted.
+    finished: Option<Vec<Generated>>,
+    /// What is known of it.
+    judged: Judged,
     generated: Vec<Generated>,
     /// The prompts that have not begun.
     waiting: VecDeque<usize>,
@@ -93,6 +108,8 @@ struct Active {
     ids: Vec<u32>,
     /// The tokens whose keys and values are in the cache.
     cached: usize,
+    /// Whether the cache has memory for it.
+    begun: bool,
 }
 
 /// The tokens of sequences that are computed together.
@@ -122,16 +139,40 @@ impl Sequences {
             prompts.iter().all(fits) && limits.new_tokens > 0,
             "a prompt has tokens, and positions after them"
         );
-        let state = State {
-            generated: vec![Generated::default(); prompts.len()],
-            waiting: (0..prompts.len()).collect(),
-            active: Vec::new(),
-            items: Vec::new(),
-        };
-        let on_token = Box::new(on_token);
-        let all = Self { prompts, limits, sampling, cache, on_token, state: Mutex::new(state) };
-        all.plan(&mut all.state());
+        let (on_token, state) = (Box::new(on_token), Mutex::default());
+        let (metrics, judge) = (Vec::new(), None);
+        let all = Self { prompts, limits, sampling, cache, on_token, metrics, judge, state };
+        all.begin(&mut all.state());
         all
+    }
+
+    /// Adds metrics of all generated texts, and a report on them. `judge` returns a value for each metric; its error is that of
+    /// [`next_round`](Rounds::next_round).
+    pub fn judged(
+        self,
+        metrics: Vec<Metric>,
+        judge: impl Fn(&[Generated]) -> Result<Judged, Failure> + Send + Sync + 'static,
+    ) -> Self {
+        Self { metrics, judge: Some(Box::new(judge)), ..self }
+    }
+
+    /// Begins with the first round.
+    fn begin(&self, state: &mut State) {
+        state.generated = vec![Generated::default(); self.prompts.len()];
+        state.waiting = (0..self.prompts.len()).collect();
+        self.plan(state);
+    }
+
+    /// Ends an evaluation, and begins the next one.
+    fn end(&self, state: &mut State) -> Result<(), DatasetError> {
+        let generated = std::mem::take(&mut state.generated);
+        let judged = self.judge.as_ref().map(|judge| judge(&generated)).transpose();
+        state.finished = Some(generated);
+        self.begin(state);
+        let dataset = || self.name().to_owned();
+        let judged = judged.map_err(|source| DatasetError::Round { dataset: dataset(), source })?;
+        state.judged = judged.unwrap_or_default();
+        Ok(())
     }
 
     /// The tokens of the longest sequence that these prompts can have, at least those of a group.
@@ -144,9 +185,10 @@ impl Sequences {
         self.sampling
     }
 
-    /// What was generated so far, in the order of the prompts.
+    /// What was generated, in the order of the prompts, by the last evaluation, or by the first one so far.
     pub fn generated(&self) -> Vec<Generated> {
-        self.state().generated.clone()
+        let state = self.state();
+        state.finished.as_ref().unwrap_or(&state.generated).clone()
     }
 
     /// Records that `tokens` more tokens of a sequence are in the cache, and the token after them.
@@ -183,9 +225,8 @@ impl Sequences {
             }
             state.waiting.pop_front();
             let Prompt { ids, sample } = self.prompts[next].clone();
-            self.cache.begin(next as i32, self.limits.tokens(ids.len()));
             let key = self.sampling.key(&ids, sample);
-            state.active.push(Active { prompt: next, key, ids, cached: 0 });
+            state.active.push(Active { prompt: next, key, ids, cached: 0, begun: false });
         }
         let is_prompt = |of: &&Active| of.cached < self.prompts[of.prompt].ids.len();
         let chunk = |of: &Active| {
@@ -217,7 +258,7 @@ impl Sequences {
 impl Rounds for Sequences {
     /// Receives the rows of a round: for each sequence of each item, the chosen token and the logarithm of its probability.
     /// Plans the next round, and returns whether there is one.
-    fn next_round(&self, rows: &[f32]) -> bool {
+    fn next_round(&self, rows: &[f32]) -> Result<bool, DatasetError> {
         let mut state = self.state();
         let mut rows = rows.chunks_exact(2).map(|row| (row[0] as u32, f64::from(row[1])));
         for item in std::mem::take(&mut state.items) {
@@ -235,7 +276,41 @@ impl Rounds for Sequences {
         over.iter().for_each(|of| self.cache.end(of.prompt as i32));
         state.active = going;
         self.plan(&mut state);
-        !state.items.is_empty()
+        let goes_on = !state.items.is_empty();
+        if !goes_on {
+            self.end(&mut state)?;
+        }
+        Ok(goes_on)
+    }
+
+    fn release(&self) {
+        let mut state = self.state();
+        let has_tokens = state.generated.iter().any(|made| !made.ids.is_empty());
+        if !has_tokens && !state.active.iter().any(|of| of.begun) {
+            return;
+        }
+        std::mem::take(&mut state.active).iter().for_each(|of| self.cache.end(of.prompt as i32));
+        if has_tokens {
+            state.finished = Some(std::mem::take(&mut state.generated));
+        }
+        self.begin(&mut state);
+    }
+
+    /// The bytes of the sequences that are in the cache at a time, at most.
+    fn kept_bytes(&self) -> u64 {
+        let bytes = |prompt: &Prompt| self.cache.form().bytes(self.limits.tokens(prompt.ids.len()));
+        let all = self.prompts.iter().map(bytes);
+        all.clone().sum::<u64>().min(self.limits.cache_bytes.max(all.max().unwrap_or(0)))
+    }
+
+    fn metrics(&self) -> Vec<(Metric, f64)> {
+        let values = self.state().judged.0.clone();
+        let value = |at: usize| values.get(at).copied().unwrap_or(f64::NAN);
+        self.metrics.iter().cloned().enumerate().map(|(at, metric)| (metric, value(at))).collect()
+    }
+
+    fn report(&self) -> Option<String> {
+        self.state().judged.1.clone()
     }
 }
 
@@ -265,22 +340,21 @@ impl Dataset for Sequences {
     }
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        let state = self.state();
-        let out_of_range = |index: usize| DatasetError::OutOfRange {
-            dataset: self.name().to_owned(),
-            index,
-            len: state.items.len(),
-        };
+        let State { items: all, active, .. } = &mut *self.state();
+        let (dataset, len) = (self.name().to_owned(), all.len());
+        let out_of_range = |index: usize| DatasetError::OutOfRange { dataset: dataset.clone(), index, len };
         let [index] = *items else { return Err(out_of_range(items.len())) };
-        let item = state.items.get(index).ok_or_else(|| out_of_range(index))?;
-        let active = |slot: usize| state.active.iter().find(|of| of.prompt == slot);
+        let item = all.get(index).ok_or_else(|| out_of_range(index))?;
         let (mut ids, mut positions, mut slots, mut lasts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (sequences, chunk) = match item {
             Item::Chunk(slot, tokens) => (vec![*slot], Some(tokens.clone())),
             Item::Newest(slots) => (slots.clone(), None),
         };
         for slot in sequences {
-            let of = active(slot).ok_or_else(|| out_of_range(index))?;
+            let of = active.iter_mut().find(|of| of.prompt == slot).ok_or_else(|| out_of_range(index))?;
+            if !std::mem::replace(&mut of.begun, true) {
+                self.cache.begin(slot as i32, self.limits.tokens(self.prompts[slot].ids.len()));
+            }
             let tokens = chunk.clone().unwrap_or(of.cached..of.ids.len());
             ids.extend(of.ids[tokens.clone()].iter().map(|id| *id as i32));
             positions.extend(tokens.clone().map(|at| at as i32));

@@ -46,6 +46,7 @@ fn evaluated(task: usize, kind: EvaluationKind, step: usize, perplexity: f64) ->
         metrics,
         selected_by: None,
         rows: Vec::new(),
+        rounds: None,
     };
     RunEvent::Evaluated { task: TaskId(task), kind, step, result, at_s: 0.0 }
 }

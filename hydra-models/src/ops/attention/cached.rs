@@ -8,8 +8,8 @@ use super::rotary::Rotation;
 use crate::ops::kernels::{Mat, MatMut, Write, matmul_here, rows, vectorized};
 use crate::ops::math::{exp_in_place, max};
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
-use hydra_core::AnyTensor;
 use hydra_core::profile::{self, Part};
+use hydra_core::{AnyTensor, FloatType};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -43,8 +43,12 @@ pub(crate) fn cached_attention(
         let runs = runs(slots.as_i32(), positions.as_i32());
         let longest = runs.iter().map(|run| run.end()).max().unwrap_or(0).max(cache.form().longest);
         let rotation = new.rotation.map(|rotary| rotary.rotation(longest));
-        let parts: Vec<Vec<f32>> =
-            runs.par_iter().map(|run| new.attend(run, cache, rotation.as_ref())).collect();
+        let attend = |run: &Run| new.attend(run, cache, rotation.as_ref());
+        // The vectors of a narrow cache are widened, in no more heads at a time than a pilot pass has.
+        let parts: Vec<Vec<f32>> = match cache.form().float {
+            FloatType::F32 => runs.par_iter().map(attend).collect(),
+            _ => runs.iter().map(attend).collect(),
+        };
         parts.concat()
     });
     let data = TensorData::new(out, shape);
@@ -210,7 +214,7 @@ mod tests {
     use super::*;
     use crate::ops::testing::{normal, values, with_threads};
     use burn::tensor::Device;
-    use hydra_core::{Activation, FloatType, HostTensor, Pass};
+    use hydra_core::{Activation, HostTensor, Pass};
 
     const TOKENS: usize = 150;
 
