@@ -4,6 +4,7 @@
 
 use hydra_engine::StopFlag;
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,9 +14,29 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Control(Arc<Shared>);
 
+/// A metric that the program around a command computes.
+#[derive(Clone)]
+pub struct TextMetric {
+    /// Its name, by which `--metric` selects it.
+    pub name: String,
+    /// Whether larger values are better.
+    pub higher_is_better: bool,
+    /// The value for a prompt, the text that was generated, and the reference, in this order. The metric is the mean over the
+    /// validation rows.
+    #[expect(clippy::type_complexity, reason = "a function of three texts")]
+    pub score: Arc<dyn Fn(&str, &str, &str) -> Result<f64, Box<dyn Error + Send + Sync>> + Send + Sync>,
+}
+
+impl fmt::Debug for TextMetric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TextMetric").field(&self.name).finish()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shared {
     stop: StopFlag,
+    metric: Option<TextMetric>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -58,6 +79,16 @@ pub(crate) struct Lines {
 }
 
 impl Control {
+    /// Returns the state of a command whose program computes a metric.
+    pub(crate) fn new(metric: Option<TextMetric>) -> Self {
+        Self(Arc::new(Shared { metric, ..Shared::default() }))
+    }
+
+    /// Returns the metric that the program computes, if any.
+    pub(crate) fn metric(&self) -> Option<&TextMetric> {
+        self.0.metric.as_ref()
+    }
+
     /// Returns the flag that stops the whole run.
     pub(crate) fn stop_flag(&self) -> StopFlag {
         self.0.stop.clone()

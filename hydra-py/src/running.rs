@@ -1,8 +1,8 @@
 //! A running command and its events. Every wait releases the GIL, and handles signals ten times per second.
 
 use crate::errors::exception;
-use crate::torch::own_model;
-use hydra_bench::embedded::{self, End, Failure, Next};
+use crate::torch::{described, own_model};
+use hydra_bench::embedded::{self, End, Failure, Next, TextMetric};
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -34,16 +34,30 @@ fn poll<T: Send>(
     }
 }
 
-/// Starts a command, given its command line arguments, and a model of this program that they name.
+/// Starts a command, given its command line arguments, a model of this program that they name, and a metric: its name, whether
+/// larger values are better, and a function of prompt, text and reference.
 #[pyfunction]
-#[pyo3(signature = (arguments, own=None))]
+#[pyo3(signature = (arguments, own=None, metric=None))]
 pub(crate) fn start(
     py: Python<'_>,
     arguments: Vec<OsString>,
     own: Option<Bound<'_, PyAny>>,
+    metric: Option<(String, bool, Py<PyAny>)>,
 ) -> PyResult<Running> {
     let own = own.map(|own| own_model(&own)).transpose()?.map(Arc::new);
-    let started = py.detach(|| embedded::start(arguments, own));
+    let metric = metric.map(|(name, higher_is_better, function)| TextMetric {
+        name,
+        higher_is_better,
+        score: Arc::new(move |prompt, text, reference| {
+            let value = Python::try_attach(|py| {
+                let value = function.call1(py, (prompt, text, reference));
+                let value = value.and_then(|value| value.extract::<f64>(py));
+                value.map_err(|error| described(py, &error).into())
+            });
+            value.unwrap_or_else(|| Err("the interpreter has ended".into()))
+        }),
+    });
+    let started = py.detach(|| embedded::start(arguments, own, metric));
     started.map(Running).map_err(|failure| exception(py, &failure))
 }
 

@@ -16,7 +16,7 @@ HEAD = '''"""The keywords of each function and their types, for type checkers. A
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, Union
 
 Path = Union[str, "os.PathLike[str]"]
@@ -24,6 +24,8 @@ Row = Union[str, Sequence[int], Mapping[str, Any]]
 Dataset = Union[Iterable[Row], "MapStyle"]
 Data = Union[Path, Dataset, Mapping[str, Dataset]]
 Model = Union[Path, Sequence[Path], "ModuleChain"]
+Metric = Union[str, Callable[[str, str, str], float]]
+Prompts = Union[Path, Sequence[Row]]
 
 
 class MapStyle(Protocol):
@@ -45,6 +47,10 @@ def type_of(command: str, name: str, value: str | None) -> str:
     """Returns the type of a command's keyword whose value has this form."""
     if name == "data":
         return "Data"
+    if name == "metric":
+        return "Metric"
+    if name == "sample_prompts":
+        return "Prompts"
     if name == "model" and command != "generate":
         return "Model"
     if value is None:

@@ -283,3 +283,43 @@ def test_texts_are_generated_from_python_objects(tmp_path: Path) -> None:
         hydra.generate(["a", 1.5], model=run.best.model_dir)
     with pytest.raises(hydra.UsageError, match="--top-p applies to sampling"):
         hydra.generate("a", model="bytes-tiny", top_p=0.5)
+
+
+QUESTIONS = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(8)]
+
+
+def length(prompt: str, text: str, reference: str) -> float:
+    """Counts the characters of a text, fewer being better."""
+    assert prompt.endswith("+1=") and reference == str(int(prompt[0]) + 1)
+    return float(len(text))
+
+
+length.higher_is_better = False  # type: ignore[attr-defined]
+
+
+def test_a_function_of_generated_texts_is_a_metric(tmp_path: Path) -> None:
+    data = {"train": QUESTIONS * 4, "validation": QUESTIONS}
+    settings: dict[str, Any] = {"model": "bytes-tiny", "data": data, "batch": 4, "epochs": 2, "eval_every": 8, "sample_tokens": 5}
+    run = hydra.select(**settings, lr=[3e-3, 1e-5], metric=length, sample_prompts=["1+1=", "ab"], out=tmp_path / "run").wait()
+    for task in run.tasks.values():
+        assert task.validation is not None
+        assert 0 <= task.validation["metrics"]["length"] <= 5
+        assert task.validation["selected_by"] == {"name": "length", "higher_is_better": False}
+    samples = [event for event in lines(run) if event["event"] == "samples"]
+    assert len(samples) == 4
+    assert [sample["prompt"] for sample in samples[0]["samples"]] == ["1+1=", "ab"]  # type: ignore[attr-defined]
+    report = run.report
+    assert hydra.resume(run.directory, metric=length).wait().report["tasks"] == report["tasks"]
+
+
+def test_a_metric_that_raises_fails_its_task_with_the_traceback(tmp_path: Path) -> None:
+    def broken(prompt: str, text: str, reference: str) -> float:
+        raise ValueError("no such word")
+
+    data = {"train": QUESTIONS, "validation": QUESTIONS}
+    run = hydra.train(model="bytes-tiny", data=data, batch=4, metric=broken, out=tmp_path / "run")
+    with pytest.raises(hydra.TasksFailed) as raised:
+        run.wait()
+    assert "no such word" in str(raised.value) and "in broken" in str(raised.value)
+    with pytest.raises(hydra.UsageError, match="give it a name"):
+        hydra.train(metric=lambda prompt, text, reference: 0.0)

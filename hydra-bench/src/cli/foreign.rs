@@ -119,6 +119,8 @@ const RENAMED: &[(&str, &[&str])] = &[
     ("lora_targets", &["lora_target_modules", "target_modules", "lora_target"]),
     ("adapter", &["adapter_name_or_path", "peft_model", "peft_model_path", "lora_weights", "lora_model_dir"]),
     ("train", &["trainable_layers", "unfreeze_layers"]),
+    ("sample_prompts", &["eval_prompts", "sample_prompts_file"]),
+    ("sample_tokens", &["max_new_tokens", "generation_max_length"]),
     ("eval_limit", &["max_eval_samples", "eval_batches", "eval_iters"]),
     ("tensorboard", &["logging_dir"]),
     ("dropout", &["hidden_dropout", "attention_dropout", "resid_pdrop", "dropout_rate", "drop_rate"]),

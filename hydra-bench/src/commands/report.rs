@@ -1,7 +1,9 @@
 //! `hydra report`: the leaderboard and the plots of a run, finished or not.
 
 use crate::plots::html_report::HtmlReport;
-use crate::run_dir::{Journal, Merged, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, write_in};
+use crate::run_dir::{
+    Journal, Merged, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, samples, write_in,
+};
 use crate::session::Environment;
 use crate::terminal::{Outcome, Usage, tell, time};
 use anyhow::{Context, Result};
@@ -52,7 +54,8 @@ pub(crate) fn show(dir: &Path, json: bool, plots: bool, around: &Environment) ->
     let text = read_report(dir)?;
     let report =
         Report::parse(&text).with_context(|| format!("the report in `{}` cannot be shown", dir.display()))?;
-    around.print(&if json { text } else { report.render() })?;
+    let readable = || Ok::<_, anyhow::Error>(format!("{}{}", report.render(), samples(&Journal::read(dir)?)));
+    around.print(&if json { text } else { readable()? })?;
     if plots {
         tell("note: the run is finished and has drawn its plots; nothing is drawn");
     }
@@ -67,7 +70,7 @@ fn so_far(dir: &Path, json: bool, plots: bool, around: &Environment) -> Result<O
     let as_json = json.then(|| journal.to_json(running)).transpose()?;
     let report = Report::so_far(tasks)?;
     let failures: String = report.failures().iter().map(|failure| format!("{failure}\n")).collect();
-    let text = format!("{}\n{failures}{ending}", report.ranking());
+    let text = format!("{}{}\n{failures}{ending}", report.ranking(), samples(&journal));
     around.print(as_json.as_ref().unwrap_or(&text))?;
     match plots {
         true if running && journal.has_ended() => {

@@ -26,6 +26,10 @@ pub(super) fn whole(run: &mut Follower, dir: &Path) -> Result<Value> {
         curve
     };
     whole["curves"] = journal.tasks.iter().map(curve).collect();
+    let samples = |task: &Entry| {
+        task.samples().map(|(step, samples)| json!({ "task": task.name, "step": step, "samples": samples }))
+    };
+    whole["samples"] = journal.tasks.iter().filter_map(samples).collect();
     whole["memory"] = memory(&journal.memory);
     whole["from"] = json!(run.read());
     Ok(whole)
@@ -79,8 +83,15 @@ mod tests {
         };
         let tier = |bytes| json!([{ "name": "cpu:0", "reserved_bytes": bytes, "peak_bytes": bytes + 1, "budget_bytes": 9 }]);
         let memory = |at_s: f64, bytes: u64| json!({ "event": "memory", "tiers": tier(bytes), "at_s": at_s });
+        let samples = json!({ "event": "samples", "task": "a", "step": 1, "samples": [{ "prompt": "p", "text": "t" }] });
         let lines = [
-            &[minibatch("a", 0, 5.0), minibatch("b", 0, 4.0), memory(0.5, 3), minibatch("a", 1, 3.0)][..],
+            &[
+                samples,
+                minibatch("a", 0, 5.0),
+                minibatch("b", 0, 4.0),
+                memory(0.5, 3),
+                minibatch("a", 1, 3.0),
+            ][..],
             &end("a", 2.0),
             &[minibatch("b", 1, 3.5), memory(2.5, 4)],
             &end("b", 1.0),
@@ -99,6 +110,10 @@ mod tests {
         assert_eq!((task(0, "training_loss"), task(0, "losses")), (json!(3.75), Value::Null));
         let curve = &whole["curves"][0];
         assert_eq!((&curve["task"], &curve["losses"]), (&json!("a"), &json!([5.0, 3.0])));
+        assert_eq!(
+            whole["samples"],
+            json!([{ "task": "a", "step": 1, "samples": [{ "prompt": "p", "text": "t" }] }])
+        );
         assert_eq!(curve["validations"], json!([[2, 2.0]]));
         assert_eq!(
             whole["memory"],

@@ -7,6 +7,7 @@ mod events;
 mod failure;
 mod keywords;
 
+pub use crate::control::TextMetric;
 pub use crate::session::OwnModel;
 pub use events::{Events, Next};
 pub use failure::{Failure, Kind};
@@ -46,7 +47,7 @@ pub struct Running {
 
 /// Starts a command with these arguments, without the program's name. Its results are JSON if the arguments include `--json`.
 /// The command finds `own`, models of this program, by the names in its `--model` and `--data`, or in those of the run that it
-/// resumes.
+/// resumes. `metric` is a metric of generated texts that `--metric` may name.
 ///
 /// Device memory is measured only in a program that installs the counting allocator of `hydra-spill`.
 ///
@@ -55,10 +56,11 @@ pub struct Running {
 pub fn start(
     arguments: impl IntoIterator<Item = OsString>,
     own: impl IntoIterator<Item = Arc<OwnModel>>,
+    metric: Option<TextMetric>,
 ) -> Result<Running, Failure> {
     let arguments = std::iter::once(OsString::from("hydra")).chain(arguments);
     let cli = Cli::read(arguments).map_err(|error| Failure::of_arguments(&error))?;
-    let running = Running { control: Control::default(), end: Arc::default() };
+    let running = Running { control: Control::new(metric), end: Arc::default() };
     let of_thread = running.clone();
     // The name keeps the panic hook quiet: a panic is an error of this command.
     let thread = std::thread::Builder::new().name("hydra-command".to_owned()).stack_size(STACK);

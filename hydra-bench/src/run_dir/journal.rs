@@ -54,6 +54,8 @@ pub(crate) struct Entry {
     evaluations: Vec<(u64, Value)>,
     validation: Option<Value>,
     test: Option<Value>,
+    /// The texts generated last: minibatches done, and for each sample prompt `prompt` and `text`.
+    samples: Option<(u64, Value)>,
     time: Option<f64>,
     /// Hash and directory of the final weights of a task that has ended.
     weights_sha256: Value,
@@ -183,6 +185,7 @@ impl Entry {
             }
             "paused" => "paused".clone_into(&mut self.state),
             "evaluation" => self.evaluated(line, step),
+            "samples" => self.samples = Some((step, line["samples"].clone())),
             "skipped" => {
                 "skipped".clone_into(&mut self.state);
                 self.error = line["reason"].as_str().map(str::to_owned);
@@ -230,6 +233,12 @@ impl Entry {
     /// Returns the loss of each minibatch, `None` if it is not finite or unknown.
     pub(crate) fn losses(&self) -> impl ExactSizeIterator<Item = Option<f64>> {
         self.losses.iter().map(Value::as_f64)
+    }
+
+    /// Returns the texts generated last: minibatches done, and a list of `prompt` and `text`.
+    pub(crate) fn samples(&self) -> Option<(u64, &[Value])> {
+        let (step, samples) = self.samples.as_ref()?;
+        Some((*step, samples.as_array()?))
     }
 
     /// Returns the validations before, during and after training: minibatches done, and the loss.

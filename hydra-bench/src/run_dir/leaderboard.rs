@@ -271,6 +271,8 @@ fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
     columns.extend(forked.then(|| "<forked from".to_owned()));
     let mut table = Table::new(columns);
     let count = ranked.len();
+    // An evaluation that generates no texts lacks their metrics.
+    let measured = |score: &&Score| score.measure() == group.measure;
     for (place, (rank, task)) in ranked.into_iter().enumerate() {
         let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
         let mut cells = vec![shown(rank.map(|rank| rank.to_string())), task.name.clone()];
@@ -278,14 +280,18 @@ fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
         cells.extend([
             shown(task.shards.map(|shards| shards.to_string())),
             task.steps_in_all.map_or(task.steps.to_string(), |all| format!("{} of {all}", task.steps)),
-            shown(task.initial_validation.as_ref().map(result)),
+            shown(task.initial_validation.as_ref().filter(measured).map(result)),
         ]);
         cells.extend(unfinished.then(|| shown(task.training_loss().map(figure))));
         let validation = task.validated().map(|(step, score)| match step {
             Some(step) => format!("{} ({step})", result(score)),
             None => result(score),
         });
-        cells.extend([shown(validation), shown(task.test.as_ref().map(result)), task.state()]);
+        cells.extend([
+            shown(validation),
+            shown(task.test.as_ref().filter(measured).map(result)),
+            task.state(),
+        ]);
         cells.extend(forked.then(|| shown(task.forked_from())));
         table.row(cells);
     }

@@ -363,10 +363,11 @@ impl Controller {
                     task in the run"
                 );
             }
+            let steps = maker.steps(spec, &fork.configuration)?;
             let (task, like) = controlled.forks.task_like(fork).map_err(|error| {
                 anyhow!("{error:#}: a running run cannot measure new shapes; start another run for another batch size or rank")
             })?;
-            Ok((Command::Check { task: Box::new(task), like }, maker.steps(spec, &fork.configuration)?))
+            Ok((Command::Check { task: Box::new(task), like }, steps))
         })?;
         self.send(command)?;
         Ok(steps)

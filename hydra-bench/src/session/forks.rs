@@ -126,7 +126,7 @@ impl Forks {
     }
 
     /// Returns a task without its initial state, and the name of a task with the same plan.
-    pub(crate) fn task_like(&self, planned: &PlannedTask) -> Result<(hydra_engine::TrainTask, String)> {
+    pub(crate) fn task_like(&mut self, planned: &PlannedTask) -> Result<(hydra_engine::TrainTask, String)> {
         let one = &planned.configuration;
         let like = self.maker.like(one, &self.maker.training(&self.spec, one)?);
         let like = like.with_context(|| format!("no measured task has the shape of `{}`", one.name))?;

@@ -10,7 +10,7 @@ use clap::builder::NonEmptyStringValueParser;
 use hydra_core::ByteSize;
 use hydra_engine::{EngineError, RoundsTask, StopFlag};
 use hydra_models::data::InputRows;
-use hydra_models::generation::{Ended, Generated, KvCache, Limits, Prompt, Sampling, Sequences};
+use hydra_models::generation::{Ended, Generated, KvCache, KvCacheForm, Limits, Prompt, Sampling, Sequences};
 use hydra_models::tokenizer::{Chat, Conventions, Tokenizer};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
@@ -79,6 +79,31 @@ pub(crate) struct Asked {
     cache_memory: Option<ByteSize>,
 }
 
+impl Asked {
+    /// The most likely continuations of the prompts of a file, if there is one.
+    pub(super) fn greedy(prompts: Option<PathBuf>, new_tokens: usize) -> Self {
+        Self {
+            prompt: Vec::new(),
+            prompts,
+            chat: false,
+            max_new_tokens: Some(new_tokens),
+            temperature: Some(0.0),
+            top_k: None,
+            top_p: None,
+            repetition_penalty: Some(1.0),
+            samples: 1,
+            seed: 0,
+            stop: Vec::new(),
+            cache_memory: None,
+        }
+    }
+
+    /// Returns whether there are prompts.
+    pub(super) fn has_prompts(&self) -> bool {
+        self.prompts.is_some() || !self.prompt.is_empty()
+    }
+}
+
 /// Prompts, and how they are continued.
 pub(crate) struct Request {
     /// The prompts as texts; `None` for those of a model without a tokenizer.
@@ -92,7 +117,7 @@ pub(crate) struct Request {
 }
 
 /// What the text of new tokens depends on.
-struct Reading {
+pub(super) struct Reading {
     tokenizer: Tokenizer,
     lacks_tokenizer: bool,
     /// The samples of all prompts, one prompt after the other.
@@ -136,6 +161,15 @@ impl Request {
     /// # Errors
     /// A model that generates no text, prompts that cannot be read or are too long, or settings that do not go together.
     pub(crate) fn new(model: &Model, asked: &Asked) -> Result<Self> {
+        Self::of(model, asked, |conventions| prompts_of(asked, conventions))
+    }
+
+    /// Prepares the prompts that `given` returns, with the columns of their rows that it does not use.
+    pub(super) fn of(
+        model: &Model,
+        asked: &Asked,
+        given: impl FnOnce(&Conventions) -> Result<(Vec<Given>, BTreeSet<String>)>,
+    ) -> Result<Self> {
         let Some((positions, vocabulary, tokenizer)) = model.generates_from() else {
             bail!(Usage::new(format!(
                 "`{}` is no language model that generates text: pass GPT-2, Llama, Mistral or Qwen with a language model's head; `hydra \
@@ -153,7 +187,7 @@ impl Request {
                 model.name()
             )));
         }
-        let (given, unused) = given(asked, &conventions)?;
+        let (given, unused) = given(&conventions)?;
         let new_tokens = match asked.max_new_tokens {
             Some(given) => given,
             None => own.checked("max_new_tokens", values::count)?.unwrap_or(NEW_TOKENS),
@@ -221,11 +255,39 @@ impl Request {
     fn prompts(&self) -> &[Prompt] {
         &self.reading.prompts
     }
+
+    /// The texts of the prompts.
+    pub(super) fn texts(&self) -> impl Iterator<Item = Option<String>> {
+        self.texts.iter().cloned()
+    }
+
+    pub(super) fn reading(&self) -> Arc<Reading> {
+        self.reading.clone()
+    }
+
+    /// The sizes of the cache of a model that continues the prompts.
+    fn cache_form(&self, model: &Model) -> Result<KvCacheForm> {
+        let longest = Sequences::longest(self.prompts(), &self.limits);
+        model.cache_form(longest).context("the model generates")
+    }
+
+    /// The sequences of a model, with a cache of `cache_bytes`, or as many as the longest one needs.
+    pub(super) fn sequences(
+        &self,
+        model: &Model,
+        cache_bytes: u64,
+        on_token: impl Fn(usize, &Generated) -> bool + Send + Sync + 'static,
+    ) -> Result<(KvCache, Sequences)> {
+        let cache = KvCache::new(self.cache_form(model)?);
+        let limits = Limits { cache_bytes, ..self.limits.clone() };
+        let prompts = self.prompts().to_vec();
+        Ok((cache.clone(), Sequences::new(prompts, limits, self.sampling, cache, on_token)))
+    }
 }
 
 impl Reading {
     /// The text of new tokens after a prompt, up to a stop text, and whether it has one.
-    fn text(&self, prompt: usize, ids: &[u32]) -> Result<(String, bool)> {
+    pub(super) fn text(&self, prompt: usize, ids: &[u32]) -> Result<(String, bool)> {
         if self.lacks_tokenizer {
             return Ok(Default::default());
         }
@@ -242,6 +304,14 @@ impl Reading {
         let found = self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min();
         found.into_iter().for_each(|at| text.truncate(at));
         Ok((text, found.is_some()))
+    }
+}
+
+impl Reading {
+    /// The text of an answer, without the token that ends it.
+    pub(super) fn answer(&self, ids: &[u32]) -> Result<String> {
+        let ids: Vec<u32> = ids.iter().copied().filter(|id| !self.ends.contains(id)).collect();
+        Ok(self.tokenizer.decode(&ids)?)
     }
 }
 
@@ -262,7 +332,7 @@ fn check_prompt(ids: &[u32], (positions, vocabulary): (usize, usize), at: usize)
 }
 
 /// A prompt as it was given.
-enum Given {
+pub(super) enum Given {
     Text(String),
     /// Rendered with the chat template.
     Rendered(String),
@@ -270,7 +340,7 @@ enum Given {
 }
 
 /// The prompts of the flags or of the file, and the columns of the file that are not used.
-fn given(asked: &Asked, conventions: &Conventions) -> Result<(Vec<Given>, BTreeSet<String>)> {
+pub(super) fn prompts_of(asked: &Asked, conventions: &Conventions) -> Result<(Vec<Given>, BTreeSet<String>)> {
     let render = |messages: &[Value], columns: &Map<String, Value>| -> Result<Given> {
         let lacks = || {
             Usage::new(
@@ -493,9 +563,7 @@ pub(crate) fn generate(
     around: &Environment,
     shown: Shown,
 ) -> Result<(Vec<Continued>, Option<anyhow::Error>)> {
-    let prompts = request.prompts();
-    let longest = Sequences::longest(prompts, &request.limits);
-    let form = model.cache_form(longest).context("the model generates")?;
+    let (prompts, form) = (request.prompts(), request.cache_form(model)?);
     let bytes = |prompt: &Prompt| form.bytes(request.limits.tokens(prompt.ids.len()));
     let all: u64 = prompts.iter().map(bytes).sum();
     let largest = prompts.iter().map(bytes).max().unwrap_or(0);
@@ -524,17 +592,15 @@ pub(crate) fn generate(
             ByteSize(host)
         )));
     }
-    let limits = Limits { cache_bytes, ..request.limits.clone() };
     let meter = Arc::new(Meter::new(request, adapters.len(), shown));
     let mut tasks = Vec::new();
     let mut data = Vec::new();
     for (at, adapters) in adapters.iter().enumerate() {
-        let cache = KvCache::new(form);
+        model.tell_adapters(adapters)?;
         let on_token = meter.clone().on_token(request);
-        let sequences =
-            Sequences::new(prompts.to_vec(), limits.clone(), request.sampling, cache.clone(), on_token);
+        let (cache, sequences) = request.sequences(model, cache_bytes, on_token)?;
         let sequences = Arc::new(sequences);
-        let chain = model.generating(adapters, cache, &sequences)?;
+        let chain = model.generating((adapters, None), cache, &sequences)?;
         tasks.push(RoundsTask {
             name: format!("generate-{at}"),
             chain,
@@ -544,8 +610,7 @@ pub(crate) fn generate(
         data.push(sequences);
     }
     let quiet = around.showing(Show::Nothing);
-    let mut orchestrator = orchestrator(devices, spec.dtype, spec.seed, &quiet)?;
-    orchestrator.keep_host_memory(ByteSize(cache_bytes * adapters.len() as u64));
+    let orchestrator = orchestrator(devices, spec.dtype, spec.seed, &quiet)?;
     let stop: StopFlag = around.stop_flag()?;
     around.print_note_of_others();
     let registrar = around.registrar(devices, "hydra generate");

@@ -2,7 +2,9 @@
 
 use crate::plots::html_report::{HtmlReport, Schedule};
 use crate::plots::schedule::{self, Timeline};
-use crate::run_dir::{Journal, METRICS, PAGE, Report, RunDir, SCHEDULE, SharedRunLog, TRACE, could_not};
+use crate::run_dir::{
+    Journal, METRICS, PAGE, Report, RunDir, SCHEDULE, SharedRunLog, TRACE, could_not, samples,
+};
 use anyhow::{Context, Result};
 use hydra_engine::RunReport;
 
@@ -50,7 +52,7 @@ impl RunLogs {
         let schedule = schedule::draw(timeline, &self.devices, &utilizations, &self.tasks, &palette)?;
         let html = HtmlReport {
             title: &format!("Hydra: {} tasks in {}", report.tasks.len(), dir.path().display()),
-            summary: &readable.render(),
+            summary: &format!("{}{}", readable.render(), samples(&journal)),
             plots: &plots,
             schedule: Some(Schedule {
                 svg: &schedule,

@@ -26,6 +26,7 @@ mod reference;
 pub(crate) mod reservations;
 pub(crate) mod rows_out;
 pub(crate) mod run;
+mod samples;
 mod search;
 mod splits;
 pub(crate) mod synthetic;

@@ -33,8 +33,8 @@ pub(crate) struct Model {
     memory: Arc<DecodeMemory>,
     /// Whether evaluations return the outputs of items.
     predicts: bool,
-    /// The sequences that chains generate.
-    sequences: Option<Arc<Sequences>>,
+    /// The layers into which each vocabulary table is cut.
+    vocabulary_parts: usize,
 }
 
 impl Model {
@@ -49,11 +49,12 @@ impl Model {
         // TRL switches dropout off for preferences and rewards.
         let dropout = spec.dropout.or(objective.map(|_| 0.0));
         dropout.into_iter().for_each(|dropout| model.set_dropout(dropout));
-        model.cut_vocabulary(spec.vocabulary_parts.unwrap_or(1)).with_context(failed)?;
+        let vocabulary_parts = spec.vocabulary_parts.unwrap_or(1);
+        model.cut_vocabulary(vocabulary_parts).with_context(failed)?;
         let reader = Reader::new(model.as_ref(), spec, memory)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
-        let (memory, predicts, sequences) = (memory.clone(), false, None);
-        Ok(Self { model, name, dtype: spec.dtype, train, reader, objective, memory, predicts, sequences })
+        let (memory, predicts, dtype) = (memory.clone(), false, spec.dtype);
+        Ok(Self { model, name, dtype, train, reader, objective, memory, predicts, vocabulary_parts })
     }
 
     /// Takes the classes of a classifier of texts from the adapters of the settings, if there are any.
@@ -119,21 +120,47 @@ impl Model {
         Some((positions, vocabulary, self.reader.tokenizer()?))
     }
 
+    /// Returns whether it has a tokenizer.
+    pub(crate) fn has_tokenizer(&self) -> bool {
+        self.reader.tokenizer().is_some_and(|tokenizer| !matches!(tokenizer, Tokenizer::Missing(_)))
+    }
+
     /// The sizes of its key-value cache for sequences of up to `longest` tokens.
     pub(crate) fn cache_form(&self, longest: usize) -> Option<KvCacheForm> {
         self.model.cache_form(self.dtype, longest)
     }
 
-    /// Returns the model, with the adapters of the settings, as a chain that chooses the next tokens of sequences.
+    /// Returns the model, with the adapters of the settings or with new ones of a rank, as a chain that chooses the next tokens
+    /// of sequences.
     pub(crate) fn generating(
         &mut self,
-        adapters: &AdapterSettings,
+        (adapters, rank): (&AdapterSettings, Option<usize>),
         cache: KvCache,
         sequences: &Arc<Sequences>,
     ) -> Result<Arc<Chain>> {
+        let (adapter, lora) = self.adapters_of(adapters, rank)?;
         self.model.head_mut().context("the model has no head")?.cache = Some(cache);
-        self.sequences = Some(sequences.clone());
-        self.evaluated(adapters)
+        let chain = match &lora {
+            Some(lora) => self.model.adapted(lora, adapter),
+            None => self.model.chain(),
+        };
+        self.model.head_mut().context("the model has no head")?.cache = None;
+        let chain = chain.with_context(|| format!("the model `{}` could not be built", self.name))?;
+        let chain = chain.with_float_type(self.dtype).evaluated_only();
+        Ok(Arc::new(NextToken::of(chain, sequences.clone())?))
+    }
+
+    /// Prints the notes on the adapters of the settings.
+    pub(crate) fn tell_adapters(&self, adapters: &AdapterSettings) -> Result<()> {
+        if let (Some(adapter), Some(lora)) = self.adapters_of(adapters, None)? {
+            tell_adapters(Some(&adapter), &self.model.plan(&lora)?, adapters);
+        }
+        Ok(())
+    }
+
+    /// Returns whether it is a language model with its whole head in one layer, and is trained as one.
+    pub(crate) fn is_language_model_alone(&self) -> bool {
+        self.objective.is_none() && self.generates_from().is_some() && self.vocabulary_parts == 1
     }
 
     /// Returns whether it has weight files.
@@ -279,6 +306,20 @@ impl Model {
         Ok((Arc::new(chain), Arc::new(merged), dtype))
     }
 
+    /// The adapters of the settings, which are those of a directory or new ones of a rank.
+    fn adapters_of(
+        &self,
+        adapters: &AdapterSettings,
+        rank: Option<usize>,
+    ) -> Result<(Option<AdapterDir>, Option<Lora>)> {
+        let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
+        let lora = match (&adapter, rank) {
+            (Some(adapter), _) => Some(Self::on_base(adapter, adapters)),
+            (None, rank) => rank.map(|rank| self.lora(adapters, rank)),
+        };
+        Ok((adapter, lora))
+    }
+
     fn build(
         &self,
         adapters: &AdapterSettings,
@@ -286,11 +327,7 @@ impl Model {
         Form { save, shard_bytes }: Form,
     ) -> Result<(Trained, Option<Plan>)> {
         let failed = || format!("the model `{}` could not be built", self.name);
-        let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
-        let lora = match (&adapter, rank) {
-            (Some(adapter), _) => Some(Self::on_base(adapter, adapters)),
-            (None, rank) => rank.map(|rank| self.lora(adapters, rank)),
-        };
+        let (adapter, lora) = self.adapters_of(adapters, rank)?;
         let files = match (&adapter, lora.is_some() && !adapters.merge) {
             (Some(adapter), true) => vec![adapter.file()],
             (None, true) => Vec::new(),
@@ -306,9 +343,7 @@ impl Model {
         let model = self.model.as_ref();
         let chain = model.adapted(&lora, adapter.clone()).with_context(failed)?;
         let plan = model.plan(&lora).with_context(failed)?;
-        let unused = adapter.iter().flat_map(AdapterDir::notes).chain(plan.notes());
-        unused.for_each(|unused| tell(&format!("note: {unused}")));
-        adapter.iter().for_each(|adapter| tell_base(adapter, adapters));
+        tell_adapters(adapter.as_ref(), &plan, adapters);
         let own = elements(&chain, |buffer| buffer.trained);
         let (writer, elements): (Arc<dyn ModelWriter>, u64) = match adapters.merge {
             true => {
@@ -337,10 +372,6 @@ impl Model {
         };
         let chain = chain.with_float_type(self.dtype);
         let chain = if self.predicts { Predictions::of(chain)? } else { chain };
-        let chain = match &self.sequences {
-            Some(sequences) => NextToken::of(chain.evaluated_only(), sequences.clone())?,
-            None => chain,
-        };
         let (chain, writer) = (Arc::new(chain), self.with_tokenizer(writer));
         Ok(Trained { chain, writer, saved, model_bytes })
     }
@@ -352,6 +383,7 @@ impl Model {
 
     /// Cuts each vocabulary table into `parts` layers in chains built from now on.
     pub(crate) fn cut_vocabulary(&mut self, parts: usize) -> Result<()> {
+        self.vocabulary_parts = parts;
         Ok(self.model.cut_vocabulary(parts)?)
     }
 
@@ -462,6 +494,13 @@ pub(crate) fn quantized(name: &str) -> Usage {
     Usage::new(format!(
         "`{name}` has quantized matrices, which cannot be trained; pass --lora RANK to train adapters of them"
     ))
+}
+
+/// Prints the notes on adapters.
+fn tell_adapters(adapter: Option<&AdapterDir>, plan: &Plan, settings: &AdapterSettings) {
+    let unused = adapter.into_iter().flat_map(AdapterDir::notes).chain(plan.notes());
+    unused.for_each(|unused| tell(&format!("note: {unused}")));
+    adapter.into_iter().for_each(|adapter| tell_base(adapter, settings));
 }
 
 /// Prints the note on the base of adapters, if their file decides it.

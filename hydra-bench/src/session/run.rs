@@ -19,7 +19,7 @@ use crate::session::memory_plan;
 use crate::session::model::Model;
 use crate::session::orchestrator::{
     Both, Environment, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
-    orchestrator,
+    orchestrator, share_of_host_memory,
 };
 use crate::session::prediction::Prediction;
 use crate::session::reference::{Reference, references};
@@ -42,6 +42,9 @@ use std::fs::{self, File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// The part of host memory that the key-value cache of a task may take.
+const CACHE_PART: u64 = 8;
 
 /// Runs a spec, or prints its plan (`--dry-run`).
 pub(crate) fn run(spec: RunSpec, out: &OutSettings, around: &Environment) -> Result<Outcome> {
@@ -113,7 +116,8 @@ fn check_inputs(spec: &RunSpec, out: &Path) -> Result<(), Usage> {
     let plan = spec.devices.plan.as_deref();
     let disk = spec.devices.disk.as_deref().filter(|disk| !lies_in(out, disk));
     let adapter = spec.adapters.adapter.as_deref().map(Path::new);
-    let others = [("--adapter", adapter), ("--plan", plan), ("--disk", disk)];
+    let prompts = spec.training.sample_prompts.as_deref();
+    let others = [("--adapter", adapter), ("--plan", plan), ("--disk", disk), ("--sample-prompts", prompts)];
     let others = others.into_iter().filter_map(|(flag, path)| Some((flag, path?)));
     for (flag, path) in read_by_models(spec).chain(others) {
         if path.exists() && lies_in(path, out) {
@@ -261,7 +265,18 @@ fn submit(
         None => spec.controlled()?,
     };
     note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
-    let mut maker = TaskMaker::new(models, spec, dir, around.control.clone())?;
+    let generating = &spec.training;
+    if !spec.devices.are_cpus() && (generating.sample_prompts.is_some() || generating.selects_by_texts()) {
+        bail!(Usage::new(
+            "texts are generated at evaluations on CPUs alone: omit --sample-prompts and metrics of texts, or pass --devices cpu"
+        ));
+    }
+    let cache_bytes = share_of_host_memory(&spec.devices, &around.machine, CACHE_PART);
+    let mut maker = TaskMaker::new(models, spec, dir, (around.control.clone(), cache_bytes))?;
+    maker.notes_of_samples().into_iter().for_each(|note| tell(note));
+    if dir.is_none() && maker.generates() {
+        tell("note: the time to generate texts at evaluations is not included");
+    }
     let (mut missing, all) = (Vec::new(), &planned);
     for planned in &planned {
         // Other tasks may still need a state of a deleted one.

@@ -4,7 +4,8 @@ use crate::control::Control;
 use crate::run_dir::{FileBytes, Origin, PlannedTask, RunDir, RunSpec, TaskFiles};
 use crate::session::data::Data;
 use crate::session::model::{Model, Trained};
-use crate::settings::Configuration;
+use crate::session::samples::Samples;
+use crate::settings::{Configuration, TEXT_METRICS};
 use crate::terminal::Usage;
 use anyhow::Result;
 use hydra_core::optimizer::MomentEncoding;
@@ -33,6 +34,8 @@ struct ModelTasks {
     trained: BTreeMap<ChainKey, Trained>,
     train: Arc<dyn Dataset>,
     evaluated: [Option<Arc<dyn Dataset>>; 2],
+    /// The texts that are generated at evaluations.
+    samples: Option<Samples>,
     stats: DataStats,
 }
 
@@ -62,6 +65,8 @@ pub(crate) struct TaskMaker {
     shapes: BTreeMap<Shape, String>,
     /// The embedding program, if any, which may stop each task.
     control: Option<Control>,
+    /// The largest key-value cache of a task.
+    cache_bytes: u64,
 }
 
 impl TaskMaker {
@@ -70,21 +75,27 @@ impl TaskMaker {
         models: Vec<(Model, Data)>,
         spec: &RunSpec,
         dir: Option<&RunDir>,
-        control: Option<Control>,
+        (control, cache_bytes): (Option<Control>, u64),
     ) -> Result<Self> {
-        let of = |(model, data): (Model, Data)| ModelTasks {
-            model,
-            trained: BTreeMap::new(),
-            stats: DataStats::from_data(&data),
-            evaluated: data.evaluated(spec.training.eval_limit),
-            train: data.train,
+        let of = |(model, data): (Model, Data)| -> Result<ModelTasks> {
+            let evaluated = data.evaluated(spec.training.eval_limit);
+            let own = control.as_ref().and_then(Control::metric);
+            Ok(ModelTasks {
+                samples: Samples::new(&model, &spec.training, evaluated[0].as_ref(), (cache_bytes, own))?,
+                model,
+                trained: BTreeMap::new(),
+                stats: DataStats::from_data(&data),
+                evaluated,
+                train: data.train,
+            })
         };
         Ok(Self {
-            models: models.into_iter().map(of).collect(),
+            models: models.into_iter().map(of).collect::<Result<_>>()?,
             files: dir.map(RunDir::task_files).transpose()?,
             resumed: dir.is_some_and(|dir| dir.resumed),
             shapes: BTreeMap::new(),
-            control,
+            control: control.clone(),
+            cache_bytes,
         })
     }
 
@@ -108,7 +119,11 @@ impl TaskMaker {
             of.model.read_as(settings)?;
             let data = of.model.data(settings.text())?;
             of.stats = DataStats::from_data(&data);
-            (of.evaluated, of.train) = (data.evaluated(spec.training.eval_limit), data.train);
+            of.evaluated = data.evaluated(spec.training.eval_limit);
+            let own = self.control.as_ref().and_then(Control::metric);
+            let validation = of.evaluated[0].as_ref();
+            of.samples = Samples::new(&of.model, &spec.training, validation, (self.cache_bytes, own))?;
+            of.train = data.train;
         }
         Ok(())
     }
@@ -158,21 +173,50 @@ impl TaskMaker {
         Ok(spec.training.of(one, spec.model_of(one).seed, self.models[one.model].train.len())?)
     }
 
+    /// Returns true if tasks generate texts at their evaluations.
+    pub(crate) fn generates(&self) -> bool {
+        self.models.iter().any(|of| of.samples.is_some())
+    }
+
+    /// Returns the notes on texts that are generated, without duplicates.
+    pub(crate) fn notes_of_samples(&self) -> Vec<&String> {
+        let mut notes: Vec<&String> = Vec::new();
+        for note in self.models.iter().flat_map(|of| &of.samples).flat_map(Samples::notes) {
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+        notes
+    }
+
     /// Returns the task of a configuration whose chain has been built, without another task's initial state.
-    pub(crate) fn task(&self, spec: &RunSpec, planned: &PlannedTask) -> Result<TrainTask> {
+    pub(crate) fn task(&mut self, spec: &RunSpec, planned: &PlannedTask) -> Result<TrainTask> {
         let one = &planned.configuration;
         let train = self.training(spec, one)?;
         let config = described(spec, planned, &train);
-        let ModelTasks { trained, train: data, evaluated, .. } = &self.models[one.model];
+        let ModelTasks { model, trained, train: data, evaluated, samples, .. } = &mut self.models[one.model];
         let trained = trained.get(&chain_key(one));
         let trained =
             trained.ok_or_else(|| anyhow::anyhow!("no measured task has the shape of `{}`", one.name))?;
-        train
-            .metric
-            .iter()
-            .try_for_each(|metric| trained.chain.metric(metric).map(drop))
-            .map_err(Usage::from_error)?;
+        let metric = train.metric.clone();
         let mut task = TrainTask::new(&one.name, trained.chain.clone(), data.clone(), train).config(config);
+        if let Some(samples) = samples {
+            let (chain, data) = samples.of_task(model, &one.adapters(&spec.adapters), one.lora)?;
+            task = task.rounds(chain, data);
+        }
+        metric.iter().try_for_each(|name| task.metric(name).map(drop)).map_err(|error| {
+            let of_texts = metric.as_deref().filter(|name| TEXT_METRICS.contains(name));
+            match of_texts {
+                Some(name) => Usage::new(format!(
+                    "this run generates no answers for {name}: start another one with --metric {name}"
+                )),
+                None if model.is_language_model_alone() => Usage::new(format!(
+                    "{error}, and for rows of prompts and answers {}",
+                    TEXT_METRICS.join(", ")
+                )),
+                None => Usage::from_error(error),
+            }
+        })?;
         task = task.initial_validation(spec.training.initial_validation);
         if let Some(control) = &self.control {
             task = task.stop_flag(control.task(&one.name));
@@ -199,6 +243,7 @@ impl TaskMaker {
         if let Some(ends) = planned.ends {
             task = task.ends_at(ends);
         }
+        let trained = &self.models[one.model].trained[&chain_key(one)];
         self.with_files(task, &one.name, trained, spec)
     }
 

@@ -404,6 +404,10 @@ impl SettingsSearch<'_> {
     }
 
     fn vocabulary_parts(&mut self) {
+        // A model in parts generates no texts.
+        if self.maker.generates() {
+            return;
+        }
         let now = self.refused.spec.model.vocabulary_parts.unwrap_or(1);
         let (spec, planned) = (self.spec(), self.refused.planned.clone());
         let mut parts = 2 * now;

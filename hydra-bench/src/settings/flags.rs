@@ -262,6 +262,8 @@ mod tests {
                 "beta",
                 "gamma",
                 "metric",
+                "sample_prompts",
+                "sample_tokens",
             ];
             let new = [&new[..], &["replicas"]].concat();
             let absent = [

@@ -23,9 +23,11 @@ pub(crate) struct ForkSettings {
 }
 
 /// Settings that all tasks of a run share: the flag, its description, and the reason.
-const IN_COMMON: [(&str, &str, &str); 3] = [
+const IN_COMMON: [(&str, &str, &str); 5] = [
     ("context", "--context", "it determines the measured shapes and the data"),
     ("eval_limit", "--eval-limit", "it determines the data"),
+    ("sample_prompts", "--sample-prompts", "all tasks continue the same prompts"),
+    ("sample_tokens", "--sample-tokens", "all tasks continue the same prompts"),
     ("initial_validation", "--no-initial-validation", "it applies to the whole run"),
 ];
 

@@ -30,5 +30,5 @@ pub(crate) use part::{Part, PartSettings, divided};
 pub(crate) use run::RunSettings;
 pub(crate) use save::SaveSettings;
 pub(crate) use search::{SAMPLED, SearchSettings};
-pub(crate) use training::{Configuration, TrainingSettings, check_accumulate};
+pub(crate) use training::{Configuration, TEXT_METRICS, TrainingSettings, check_accumulate};
 pub(crate) use watching::{WatchSettings, address};

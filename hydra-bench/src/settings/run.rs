@@ -74,7 +74,7 @@ impl RunSettings {
         (self, (!taken.is_empty()).then_some(note))
     }
 
-    /// Returns true for the demo, if no flag selects what to train. Length, evaluations, seed and devices may be given.
+    /// Returns true for the demo, if no flag selects what to train. Length, evaluations, samples, seed and devices may be given.
     fn is_demo(&self) -> bool {
         let of_training = TrainingSettings {
             epochs: self.training.epochs,
@@ -83,6 +83,8 @@ impl RunSettings {
             eval_at: self.training.eval_at.clone(),
             patience: self.training.patience,
             eval_limit: self.training.eval_limit,
+            sample_prompts: self.training.sample_prompts.clone(),
+            sample_tokens: self.training.sample_tokens,
             initial_validation: self.training.initial_validation,
             ..flags::defaults()
         };

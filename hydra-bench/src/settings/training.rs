@@ -9,6 +9,7 @@ use clap::{ArgAction, Args};
 use hydra_core::{Decay, Length, OptimizerSpec, Schedule, TrainSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::path::PathBuf;
 use toml::Table;
 
 /// The schedule that has decay steps.
@@ -16,6 +17,9 @@ const WSD: &str = "wsd";
 
 /// The settings of a training's length; a change of one replaces both.
 pub(super) const LENGTHS: [&str; 2] = ["epochs", "steps"];
+
+/// The metrics of generated texts.
+pub(crate) const TEXT_METRICS: [&str; 2] = ["exact_match", "rouge_l"];
 
 /// The grid, and the settings that its configurations share.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
@@ -80,8 +84,9 @@ pub(crate) struct TrainingSettings {
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) patience: Option<usize>,
     /// Metric that decides which evaluation is the best one, for the kept weights, --patience, searches and the leaderboard:
-    /// loss, perplexity of a language model, or a classifier's, such as accuracy, f1_macro or matthews_correlation [default: the
-    /// loss; for the leaderboard accuracy or perplexity, where there is one]
+    /// loss, perplexity of a language model, exact_match or rouge_l of the answers that it generates for the validation rows, or a
+    /// classifier's, such as accuracy, f1_macro or matthews_correlation [default: the loss; for the leaderboard accuracy or
+    /// perplexity, where there is one]
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) metric: Option<String>,
@@ -89,6 +94,16 @@ pub(crate) struct TrainingSettings {
     #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) eval_limit: Option<usize>,
+    /// At each evaluation during and after training, continue these prompts with the most likely tokens: rows with a `prompt` or
+    /// `messages` (.jsonl, .json, .csv, .tsv or .parquet), or a text file with one prompt on each line
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sample_prompts: Option<PathBuf>,
+    /// Maximum number of new tokens of each text that is generated at evaluations [default: 64, or those of the longest answer that
+    /// --metric compares with]
+    #[arg(long, value_name = "N", value_parser = values::count, allow_hyphen_values = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sample_tokens: Option<usize>,
     /// Skip the validation before training
     #[arg(long = "no-initial-validation", action = ArgAction::SetFalse)]
     #[serde(skip_serializing_if = "Clone::clone")]
@@ -113,9 +128,19 @@ pub(crate) struct Configuration {
 }
 
 impl TrainingSettings {
-    /// These settings with the default length, if none is given.
+    /// These settings with the default length, if none is given, and an absolute path.
     pub(crate) fn resolve(self) -> Self {
-        Self { epochs: self.epochs.or(self.steps.is_none().then_some(1)), ..self }
+        let absolute = |file: PathBuf| std::path::absolute(&file).unwrap_or(file);
+        Self {
+            epochs: self.epochs.or(self.steps.is_none().then_some(1)),
+            sample_prompts: self.sample_prompts.map(absolute),
+            ..self
+        }
+    }
+
+    /// Returns true if a metric of generated texts selects.
+    pub(crate) fn selects_by_texts(&self) -> bool {
+        self.metric.as_deref().is_some_and(|metric| TEXT_METRICS.contains(&metric))
     }
 
     /// Refuses a grid without configurations, and settings that are invalid for one of them.

@@ -33,6 +33,7 @@ mod reservations;
 mod resume;
 mod run_control;
 mod runs;
+mod samples;
 mod saving;
 mod search;
 mod several;

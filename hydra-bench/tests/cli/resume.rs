@@ -2,6 +2,7 @@
 
 use crate::common::{Halted, fails, grid, hydra, interrupt, json, notes, says, spawn, text};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -113,7 +114,7 @@ fn a_killed_run_goes_on_to_the_results_of_one_that_was_left_alone() {
 }
 
 #[test]
-fn a_killed_run_on_packed_examples_goes_on_in_the_same_rows() {
+fn a_killed_run_on_packed_examples_goes_on_in_the_same_rows_and_texts() {
     let root = tempfile::tempdir().unwrap();
     let (whole, killed, data) =
         (root.path().join("whole"), root.path().join("killed"), root.path().join("a.jsonl"));
@@ -122,7 +123,10 @@ fn a_killed_run_on_packed_examples_goes_on_in_the_same_rows() {
         format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{answer}\"}}\n")
     };
     fs::write(&data, (0..60).map(line).collect::<String>()).unwrap();
-    let run = [&RUN[..], &["--pack", "--data", data.to_str().unwrap()]].concat();
+    let prompts = root.path().join("prompts.txt");
+    fs::write(&prompts, "why \nso ").unwrap();
+    let texts = ["--metric", "exact_match", "--sample-prompts", prompts.to_str().unwrap()];
+    let run = [&RUN[..], &["--pack", "--data", data.to_str().unwrap()], &texts].concat();
     let alone = [&run[..], &["--checkpoint-every", "never", "--out", whole.to_str().unwrap()]].concat();
     assert!(hydra(&alone).output().unwrap().status.success());
     let mut child = begin(&run, &killed);
@@ -132,6 +136,15 @@ fn a_killed_run_on_packed_examples_goes_on_in_the_same_rows() {
     assert!(said.contains("resuming tasks: 2 from a checkpoint\n"), "{said}");
     assert!(said.contains("note: 60 examples packed into "), "{said}");
     assert_eq!(results(&killed), results(&whole));
+    let texts = |dir: &Path| {
+        let events = events(dir).into_iter().filter(|event| event["event"] == "samples");
+        let text = |event: Value| {
+            let [task, step] = ["task", "step"].map(|key| event[key].to_string());
+            ((task, step), event["samples"].clone())
+        };
+        events.map(text).collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!((texts(&killed), texts(&killed).len()), (texts(&whole), 2 * 3));
 }
 
 /// Asserts that an unfinished run is reported as far as it has got, with this text at the end and this state of its tasks.

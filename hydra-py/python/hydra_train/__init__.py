@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from hydra_train._run import Run, Task
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from hydra_train._run import Metric
     from hydra_train._settings import Evaluate, Explain, Generate, Resume, Select, Train
 
 __all__ = [
@@ -50,9 +51,16 @@ __all__ = [
 
 version: str = _native.version
 
+#: The metrics of language models that a function cannot be called by.
+METRICS = ("loss", "perplexity", "exact_match", "rouge_l")
+
 
 def select(**settings: Unpack[Select]) -> Run:
-    """Starts training a grid of configurations, and returns the run, which continues in the background."""
+    """Starts training a grid of configurations, and returns the run, which continues in the background.
+
+    ``metric`` may be a function of a prompt, the text that a task generates for it and the reference, called with each row of
+    the validation data; its mean is the metric. Larger values are better, unless its attribute ``higher_is_better`` is false.
+    """
     return _run("select", settings)
 
 
@@ -61,12 +69,19 @@ def train(**settings: Unpack[Train]) -> Run:
     return _run("train", settings)
 
 
-def resume(directory: str | os.PathLike[str], **settings: Unpack[Resume]) -> Run:
+def resume(
+    directory: str | os.PathLike[str],
+    *,
+    metric: Callable[[str, str, str], float] | None = None,
+    **settings: Unpack[Resume],
+) -> Run:
     """Resumes an interrupted run from its last checkpoints. Its results are those of an uninterrupted run.
 
-    A run of a ``hydra_train.torch.Chain`` needs ``model`` and ``data`` again, with the same initial weights.
+    A run of a ``hydra_train.torch.Chain`` needs ``model`` and ``data`` again, with the same initial weights, and a run whose
+    ``metric`` is a function needs the function again.
     """
-    return _run("resume", settings, os.fspath(directory))
+    again = {} if metric is None else {"metric": metric}
+    return _run("resume", {**settings, **again}, os.fspath(directory))
 
 
 def evaluate(**settings: Unpack[Evaluate]) -> dict[str, Any]:
@@ -100,16 +115,18 @@ def _run(command: str, settings: Mapping[str, Any], *positional: str) -> Run:
     # Progress bars and lines are for terminals; a program reads events instead.
     settings = {"progress": "none", **settings}
     own, settings = _own(command, settings)
+    metric, settings = _metric(command, settings)
     out = settings.get("out")
     # Data files are written next to the run directory.
     folder = Path("runs") if out is None else Path(out).parent
-    return Run([*_arguments(command, settings, folder), "--", *positional], own)
+    return Run([*_arguments(command, settings, folder), "--", *positional], own, metric)
 
 
 def _result(command: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     own, settings = _own(command, settings)
+    metric, settings = _metric(command, settings)
     with tempfile.TemporaryDirectory() as folder:
-        return Run(_arguments(command, settings, Path(folder)), own).wait().report
+        return Run(_arguments(command, settings, Path(folder)), own, metric).wait().report
 
 
 def _own(command: str, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
@@ -128,10 +145,26 @@ def _own(command: str, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, A
     return own, {name: value for name, value in settings.items() if name not in ("model", "data")} | names
 
 
+def _metric(command: str, settings: Mapping[str, Any]) -> tuple[Metric | None, Mapping[str, Any]]:
+    """Returns the name, the direction and the function of a ``metric`` that is a function, and the settings with its name."""
+    function = settings.get("metric")
+    if not callable(function):
+        return None, settings
+    name = getattr(function, "__name__", type(function).__name__)
+    if not name.isidentifier() or name in METRICS:
+        raise UsageError(f"the function of `metric` is called {name!r}: give it a name that no other metric has", keyword="metric")
+    # A run has the name in its directory.
+    named = {} if command == "resume" else {"metric": name}
+    others = {keyword: value for keyword, value in settings.items() if keyword != "metric"}
+    return (name, bool(getattr(function, "higher_is_better", True)), function), others | named
+
+
 def _arguments(command: str, settings: Mapping[str, Any], folder: Path) -> list[str]:
     """Returns the command line. Data given as Python objects is written into ``folder``."""
     if "data" in settings:
         settings = {**settings, "data": _data.as_path(settings["data"], folder)}
+    if (prompts := settings.get("sample_prompts")) is not None and not isinstance(prompts, (str, os.PathLike)):
+        settings = {**settings, "sample_prompts": _data.as_path(_generation.rows(prompts), folder)}
     return [command, "--json", *_keywords.arguments(command, settings)]
 
 

@@ -33,16 +33,21 @@ def _as_path(prompts: Any, folder: Path) -> Path:
     """Returns a path unchanged, and writes texts, token ids and conversations to a file."""
     if isinstance(prompts, os.PathLike):
         return Path(prompts)
+    path = folder / "prompts.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows(prompts):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
+
+
+def rows(prompts: Any) -> list[dict[str, Any]]:
+    """Returns the rows of texts, token ids and conversations."""
     if isinstance(prompts, str) or _data._tokens(prompts) is not None or _is_conversation(prompts):
         prompts = [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
         found = type(prompts).__name__
-        raise UsageError(f"`prompts` must be a text, a path or a list of prompts, got {found}", keyword="prompts")
-    path = folder / "prompts.jsonl"
-    with path.open("w", encoding="utf-8") as file:
-        for index, prompt in enumerate(prompts):
-            file.write(json.dumps(_row(index, prompt), ensure_ascii=False) + "\n")
-    return path
+        raise UsageError(f"prompts must be a text, a path or a list of prompts, got {found}", keyword="prompts")
+    return [_row(index, prompt) for index, prompt in enumerate(prompts)]
 
 
 def _is_conversation(prompt: Any) -> bool:

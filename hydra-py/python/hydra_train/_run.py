@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Event = dict[str, Any]
 Evaluation = dict[str, Any]
+#: The name of a metric of generated texts, whether larger values are better, and its function.
+Metric = tuple[str, bool, Callable[[str, str, str], float]]
 
 
 class Task:
@@ -172,9 +174,9 @@ class Run:
     block, the run is stopped first.
     """
 
-    def __init__(self, arguments: list[str], own: Any = None) -> None:
+    def __init__(self, arguments: list[str], own: Any = None, metric: Metric | None = None) -> None:
         self._chain = None if own is None else own.chain
-        self._running = _native.start(arguments, own)
+        self._running = _native.start(arguments, own, metric)
         _RUNNING[:] = [run for run in _RUNNING if not run._has_ended()]
         _RUNNING.append(self)
 

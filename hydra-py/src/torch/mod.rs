@@ -39,7 +39,7 @@ impl Drop for Held {
 }
 
 /// Returns an exception's type, message and traceback as a text.
-fn described(py: Python<'_>, error: &PyErr) -> String {
+pub(crate) fn described(py: Python<'_>, error: &PyErr) -> String {
     let trace = error.traceback(py);
     let trace = trace.as_ref().and_then(|trace| trace.format().ok()).unwrap_or_default();
     format!("{error}\n{trace}").trim_end().to_owned()

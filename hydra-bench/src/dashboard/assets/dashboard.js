@@ -4,6 +4,7 @@ import * as curves from "/curves.js";
 import * as devices from "/devices.js";
 import * as memory from "/memory.js";
 import * as parallel from "/parallel.js";
+import * as samples from "/samples.js";
 import * as settings from "/settings.js";
 import * as tasks from "/tasks.js";
 import { $, el, forgetTasks, nameTasks, seconds } from "/format.js";
@@ -51,6 +52,7 @@ async function show(name) {
   nameTasks(read.tasks.map((task) => task.name).toSorted());
   curves.begin(read.curves);
   memory.begin(read.memory);
+  samples.begin(read.samples);
   draw(read);
   events = follow(name, read.from, {
     news: (read) => own === ticket && news(read),
@@ -64,6 +66,7 @@ async function show(name) {
 function news(read) {
   if (curves.news(read.lines)) return show(run);
   memory.news(read.lines);
+  samples.news(read.lines);
   draw(read);
 }
 
@@ -88,6 +91,7 @@ function compare(read) {
   curves.draw();
   tasks.draw(run, read);
   parallel.draw(read.tasks);
+  samples.draw(read.tasks);
 }
 
 async function look() {
