@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, Union
 
 Path = Union[str, "os.PathLike[str]"]
@@ -13,6 +13,8 @@ Row = Union[str, Sequence[int], Mapping[str, Any]]
 Dataset = Union[Iterable[Row], "MapStyle"]
 Data = Union[Path, Dataset, Mapping[str, Dataset]]
 Model = Union[Path, Sequence[Path], "ModuleChain"]
+Metric = Union[str, Callable[[str, str, str], float]]
+Prompts = Union[Path, Sequence[Row]]
 
 
 class MapStyle(Protocol):
@@ -64,8 +66,10 @@ class Select(TypedDict, total=False):
     eval_every: int | None
     eval_at: int | Sequence[int] | None
     patience: int | None
-    metric: str | None
+    metric: Metric | None
     eval_limit: int | None
+    sample_prompts: Prompts | None
+    sample_tokens: int | None
     no_initial_validation: bool | None
     lora: int | Sequence[int] | None
     lora_alpha: float | Sequence[float] | None
@@ -155,8 +159,10 @@ class Train(TypedDict, total=False):
     eval_every: int | None
     eval_at: int | Sequence[int] | None
     patience: int | None
-    metric: str | None
+    metric: Metric | None
     eval_limit: int | None
+    sample_prompts: Prompts | None
+    sample_tokens: int | None
     no_initial_validation: bool | None
     lora_alpha: float | None
     lora_dropout: float | None
@@ -317,8 +323,10 @@ class Explain(TypedDict, total=False):
     eval_every: int | None
     eval_at: int | Sequence[int] | None
     patience: int | None
-    metric: str | None
+    metric: Metric | None
     eval_limit: int | None
+    sample_prompts: Prompts | None
+    sample_tokens: int | None
     no_initial_validation: bool | None
     lora: int | Sequence[int] | None
     lora_alpha: float | Sequence[float] | None
