@@ -7,10 +7,14 @@ use crate::common::{
 };
 use hydra_core::optimizer::Sgd;
 use hydra_core::{
-    Chain, FloatType, Length, ModelWriter, OptimizerSpec, ParamBufferReader, TrainSpec, WeightError,
+    Chain, FloatType, Length, Metric, ModelWriter, OptimizerSpec, ParamBufferReader, TrainSpec, WeightError,
 };
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, Observer, RunEvent, StopFlag, TaskReport, TaskState, TrainTask, plain,
+    Checkpoint, CheckpointEvery, Evaluation, Observer, RunEvent, StopFlag, TaskReport, TaskState, TrainTask,
+    plain,
+};
+use hydra_models::generation::{
+    Generated, KvCache, KvCacheForm, Limits, NextToken, Prompt, Sampling, Sequences,
 };
 use hydra_models::gpt2::{Gpt2Config, Gpt2Writer};
 use hydra_sched::PolicyKind;
@@ -127,6 +131,65 @@ fn evaluations_go_on_too() {
         let report = resumed(&Settings { devices: 2, ..cut.clone() }, task(&spec()), copy);
         assert_eq!(outcome(&report), outcome(&whole), "from {}", copy.display());
     }
+}
+
+/// A task whose evaluations generate tokens and are compared by them. `on_token` is called after each token.
+fn generating(on_token: impl Fn() + Send + Sync + 'static) -> TrainTask {
+    let form = KvCacheForm { blocks: 3, key_heads: 2, head_width: 8, float: FloatType::F32, longest: 16 };
+    let cache = KvCache::new(form);
+    // Two of the four sequences are in the cache at a time.
+    let limits = Limits { new_tokens: 4, positions: 12, ends: Vec::new(), cache_bytes: form.bytes(12) };
+    let prompts = (1..5).map(|id| Prompt { ids: vec![id, 7 * id], sample: 0 }).collect();
+    let on_token = move |_: usize, _: &Generated| {
+        on_token();
+        false
+    };
+    let sum = |made: &[Generated]| {
+        let of = |made: &Generated| made.logprob + made.ids.iter().sum::<u32>() as f64;
+        Ok((vec![made.iter().map(of).sum()], None))
+    };
+    let sequences = Sequences::new(prompts, limits, Sampling::default(), cache.clone(), on_token);
+    let sequences = Arc::new(sequences.judged(vec![Metric::higher("sum")], sum));
+    let mut config = common::config();
+    config.head.cache = Some(cache);
+    let chain = hydra_models::gpt2::chain(&config, None).unwrap().evaluated_only();
+    let chain = NextToken::of(chain, sequences.clone()).unwrap();
+    task(&TrainSpec { metric: Some("sum".to_owned()), ..spec() }).rounds(Arc::new(chain), sequences)
+}
+
+#[test]
+fn evaluations_in_rounds_begin_again_with_the_first_round() {
+    let dir = TempDir::new().unwrap();
+    let whole = Settings::default().task(generating(|| ()));
+    let metric = |(_, result): &(usize, Evaluation)| result.metrics["sum"];
+    let metrics: Vec<f64> = whole.validations.evaluations.iter().map(metric).collect();
+    assert!(metrics.len() == 4 && metrics.iter().all(|metric| metric.is_finite()), "{metrics:?}");
+    let without = Settings::default().task(task(&spec()));
+    assert_eq!(whole.losses, without.losses, "what is generated changes no bit of the training");
+    let cut = Settings { cuts: Some(vec![1, 3]), devices: 2, ..Settings::default() };
+    let always = CheckpointEvery::Time(Duration::ZERO);
+    let (report, copies) = kept_every(always, &cut, generating(|| ()), dir.path());
+    assert_eq!(outcome(&report), outcome(&whole));
+    // As without rounds, and before the rounds of each of 4 evaluations.
+    assert_eq!(copies.len(), 7 + 14 + 3 + 1 + 4);
+    for copy in &copies {
+        let report = resumed(&Settings::default(), generating(|| ()), copy);
+        assert_eq!(outcome(&report), outcome(&whole), "from {}", copy.display());
+    }
+}
+
+#[test]
+fn a_task_that_is_stopped_within_rounds_goes_on() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("task.safetensors");
+    let whole = Settings::default().task(generating(|| ()));
+    let stop = StopFlag::new();
+    let stopping = stop.clone();
+    let mut run = Settings::default().orchestrator().stop_flag(stop);
+    run.submit(generating(move || stopping.stop()).checkpoint_to(file.clone())).unwrap();
+    let stopped = run.run().unwrap().tasks.remove(0);
+    assert_eq!((stopped.state, stopped.steps), (TaskState::Stopped, 2), "{:?}", stopped.error);
+    assert_eq!(outcome(&resumed(&Settings::default(), generating(|| ()), &file)), outcome(&whole));
 }
 
 #[test]
