@@ -1,10 +1,25 @@
 //! Selects the trained layers of a chain.
 
-use super::{Chain, ChainLayer};
+use super::{Chain, ChainLayer, ParamBufferLayout, ParamRef};
 use crate::CoreError;
 
 /// The maximum number of layers that an error lists.
 const NAMED: usize = 12;
+
+impl ChainLayer {
+    /// The layer with its frozen states fixed.
+    pub(super) fn fixing_frozen_states(self, buffers: &[ParamBufferLayout]) -> Self {
+        let is_frozen_state = |param: &ParamRef| {
+            let buffer = &buffers[param.buffer];
+            !buffer.trained && buffer.params[param.slot].state.is_some()
+        };
+        let fixed: Vec<bool> = self.params.iter().map(is_frozen_state).collect();
+        match fixed.contains(&true) {
+            true => Self { layer: self.layer.with_fixed_states(&fixed), ..self },
+            false => self,
+        }
+    }
+}
 
 impl Chain {
     /// Returns the chain with only these layers trained, by name: all others are frozen, as with
@@ -35,7 +50,9 @@ impl Chain {
             layer.frozen |= frozen && !layer.params.is_empty();
         }
         self.encode();
-        match self.buffers.iter().any(|buffer| buffer.trained) {
+        let buffers = &self.buffers;
+        self.layers = self.layers.into_iter().map(|layer| layer.fixing_frozen_states(buffers)).collect();
+        match self.buffers.iter().any(ParamBufferLayout::is_optimized) {
             true => Ok(self),
             false => Err(CoreError::NothingToTrain { chain: self.name }),
         }

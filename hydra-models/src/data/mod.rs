@@ -32,6 +32,7 @@ pub use examples::{
 };
 pub use folders::{HeldOut, Unread};
 pub use images::{DecodeMemory, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor};
+pub(crate) use images::preprocessed_side;
 pub use labels::{LabelForm, LabelledFiles, LabelledTexts, unlabelled};
 pub use preferences::{PairForm, PreferenceFiles, PreferencePairs, WithReference};
 pub use records::Records;

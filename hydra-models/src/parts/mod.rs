@@ -4,6 +4,7 @@
 
 mod activate;
 mod adapter;
+mod batch_norm;
 mod generation;
 mod linear;
 mod norm;
@@ -19,6 +20,7 @@ pub use activate::Activate;
 pub(crate) use adapter::AdapterOptions;
 pub use adapter::{Adapter, Factor};
 pub(crate) use generation::{GROUP, generating, last_tokens, next_logits, slots};
+pub use batch_norm::BatchNorm;
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub(crate) use outputs::{before_last, table_logits};
