@@ -116,7 +116,9 @@ pub use hydra_core::{optimizer, schedule};
 #[doc(inline)]
 pub use hydra_engine::plain;
 #[doc(inline)]
-pub use hydra_models::{BatchNorm, ModelError, cnn, decoder, family, gpt2, lora, mlp, objective, ops, tokenizer};
+pub use hydra_models::{
+    BatchNorm, ModelError, cnn, decoder, family, gpt2, lora, mlp, objective, ops, tokenizer,
+};
 
 pub mod prelude {
     //! The imports of most programs: `use hydra_train::prelude::*;`.

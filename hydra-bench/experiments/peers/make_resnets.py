@@ -2,7 +2,7 @@
 """Writes the ResNet references in hydra-models/tests/fixtures/parity: results of Hugging Face transformers.
 
 usage: make_resnets.py [OUTDIR=hydra-models/tests/fixtures/parity] [--seed N]
-fp32, CPU, one thread. Every weight and every statistic is perturbed, so that a swapped or dropped one shows. In each folder:
+CPU, one thread; a batch by itself in f64, and training in f32. Every weight and every statistic is perturbed, so that a swapped or dropped one shows. In each folder:
   config.json, model.safetensors     written by save_pretrained, and a preprocessor_config.json
   inputs.safetensors                 pixel_values f32 [12, B, 3, S, S] and labels int64 [12, B]
   fwd.safetensors                    batch 0: logits by the running statistics, loss by those of the batch
@@ -86,7 +86,8 @@ def record(name, **options):
     first = {name: values[0] for name, values in inputs.items()}
     load = lambda: ResNetForImageClassification.from_pretrained(out)
 
-    model = load().eval()
+    model = load().double().eval()
+    first["pixel_values"] = first["pixel_values"].double()
     with torch.no_grad():
         logits = model(pixel_values=first["pixel_values"]).logits
     model.train()
@@ -97,7 +98,7 @@ def record(name, **options):
     loss = model(**first).loss
     loss.backward()
     gradients = {n: p.grad.contiguous() for n, p in model.named_parameters()}
-    gradients |= {n: b.float().reshape(-1).contiguous() for n, b in model.named_buffers()}
+    gradients |= {n: b.double().reshape(-1).contiguous() for n, b in model.named_buffers()}
     save_file(gradients, f"{out}/grads.safetensors")
     save_file({"logits": logits.contiguous(), "loss": loss.detach()}, f"{out}/fwd.safetensors")
 

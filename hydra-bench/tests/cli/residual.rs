@@ -64,7 +64,11 @@ fn what_it_learned_is_written_with_its_statistics_and_evaluated() {
     let header: Value = serde_json::from_slice(&bytes[8..start]).unwrap();
     let count = &header["resnet.embedder.embedder.normalization.num_batches_tracked"];
     let at = start + count["data_offsets"][0].as_u64().unwrap() as usize;
-    assert_eq!((&count["dtype"], &bytes[at..at + 8]), (&"I64".into(), &72u64.to_le_bytes()[..]), "two microbatches each");
+    assert_eq!(
+        (&count["dtype"], &bytes[at..at + 8]),
+        (&"I64".into(), &72u64.to_le_bytes()[..]),
+        "two microbatches each"
+    );
     let said = says(&["eval", "--model", model, "--data", &STRIPES.1, "--devices", "cpu:1x1", "--json"]);
     let said: Value = serde_json::from_str(&said).unwrap();
     assert_eq!(said["metrics"]["accuracy"], accuracy);

@@ -50,10 +50,8 @@ impl Chain {
             layer.frozen |= frozen && !layer.params.is_empty();
         }
         self.encode();
-        let buffers = &self.buffers;
-        self.layers = self.layers.into_iter().map(|layer| layer.fixing_frozen_states(buffers)).collect();
         match self.buffers.iter().any(ParamBufferLayout::is_optimized) {
-            true => Ok(self),
+            true => Ok(self.fixing_frozen_states()),
             false => Err(CoreError::NothingToTrain { chain: self.name }),
         }
     }
@@ -64,6 +62,13 @@ impl Chain {
         self.buffers.iter_mut().for_each(|buffer| buffer.trained = false);
         self.layers.iter_mut().for_each(|layer| layer.frozen |= !layer.params.is_empty());
         self.encode();
+        self.fixing_frozen_states()
+    }
+
+    /// The chain with its frozen states fixed: training passes read them too.
+    fn fixing_frozen_states(mut self) -> Self {
+        let buffers = &self.buffers;
+        self.layers = self.layers.into_iter().map(|layer| layer.fixing_frozen_states(buffers)).collect();
         self
     }
 

@@ -3,7 +3,7 @@
 //!
 //! A layer of a training pass computes without the state and returns an *observation* of the batch. It returns it as the
 //! "gradient" of the state: the observation leaves the device with the gradients of the same microbatch, once, in the backward
-//! pass. A forward pass that is recomputed returns nothing twice. Whoever accumulates gradients applies the observations to
+//! pass. A forward pass that is recomputed returns nothing twice. The host optimizer applies the observations to
 //! the state in the order of the microbatches ([`StateRule::apply`]).
 
 use super::graph_depth::GraphDepthOps;
@@ -116,7 +116,10 @@ impl<const D: usize> State<D> {
     pub fn observe<const E: usize>(&self, y: Tensor<E>, observed: Tensor<D>) -> Tensor<E> {
         let state = self.value.val();
         let (expected, found) = (state.dims(), observed.dims());
-        assert!(expected == found, "expected an observation of the state's shape {expected:?}, found {found:?}");
+        assert!(
+            expected == found,
+            "expected an observation of the state's shape {expected:?}, found {found:?}"
+        );
         let observed = observed.detach().cast(state.dtype());
         let observed = if observed.device().is_autodiff() { observed } else { observed.autodiff() };
         let [y, state, observed] = [y.into_dispatch(), state.into_dispatch(), observed.into_dispatch()];
@@ -284,7 +287,7 @@ impl<B: ObserveOps + GraphDepthOps, C: CheckpointStrategy> ObserveOps for Autodi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::AnyTensor;
+    use crate::{Activation, AnyTensor, Chain, Forward, OptimizerSpec, ParamBufferLayout, Pass};
     use burn::nn::Initializer;
 
     fn host<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -315,6 +318,75 @@ mod tests {
         assert_eq!(states, [expected(0.1, 0.7), expected(7.0, -7.0)]);
         StateRule::SUM.apply(&mut states[1..], &[1.0]);
         assert_eq!(states[1], expected(7.0, -7.0) + 1.0);
+    }
+
+    /// A factor with a state.
+    #[derive(Module, Debug)]
+    struct Scale {
+        factor: Param<Tensor<1>>,
+        magnitude: State<1>,
+    }
+
+    impl Scale {
+        fn new() -> Self {
+            let ones = || Initializer::Ones.init([3], &Device::flex());
+            Self { factor: ones(), magnitude: State::new(ones(), StateRule::average(0.25)) }
+        }
+    }
+
+    impl Forward for Scale {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            x
+        }
+    }
+
+    #[test]
+    fn state_has_a_buffer_that_no_optimizer_steps() {
+        let chain = Chain::builder("c").layer("a", Scale::new()).frozen("b", Scale::new()).build().unwrap();
+        let of = |buffer: &ParamBufferLayout| {
+            let names: Vec<&str> = buffer.params.iter().map(|param| param.name.as_str()).collect();
+            (names.join(" "), buffer.trained, buffer.is_state(), buffer.is_optimized(), buffer.adds_up())
+        };
+        let buffers: Vec<_> = chain.buffers().iter().map(of).collect();
+        let text = str::to_owned;
+        assert_eq!(
+            buffers,
+            [
+                (text("a.factor"), true, false, true, true),
+                (text("a.magnitude"), true, true, false, false),
+                (text("b.factor b.magnitude"), false, false, false, false),
+            ]
+        );
+        assert_eq!(chain.parameters(), 2 * 3, "state does not count");
+        let moments =
+            |buffer: usize| OptimizerSpec::adamw(1e-3).moment_layouts(&chain.buffers()[buffer]).len();
+        assert_eq!([0, 1, 2].map(moments), [2, 0, 0]);
+        let described = chain.architecture();
+        assert!(described.contains("a.magnitude@1[3]~0.75,0.25"), "{described}");
+        let only = || {
+            Chain::builder("c")
+                .layer("a", Scale { factor: Scale::new().factor.set_require_grad(false), ..Scale::new() })
+        };
+        let refused = only().build().unwrap_err();
+        assert!(matches!(refused, crate::CoreError::NothingToTrain { .. }), "{refused}");
+    }
+
+    #[test]
+    fn a_frozen_state_is_read_in_training_passes() {
+        let training = Pass::train(Pass::key_of(1, 2, 3), Activation::default());
+        let open = Scale::new();
+        assert!(open.magnitude.is_observed(&training));
+        assert!(!open.magnitude.is_observed(&Pass::evaluate(Activation::default())));
+        // The first item is that of the factor.
+        let map = |fixed: [bool; 2]| Scale::new().map(&mut FixStates(fixed.iter()));
+        assert!(map([true, false]).magnitude.is_observed(&training));
+        let fixed = map([false, true]);
+        assert!(!fixed.magnitude.is_observed(&training));
+        assert!(
+            !fixed.map(&mut FixStates([false; 2].iter())).magnitude.is_observed(&training),
+            "it stays so"
+        );
+        assert!(visited().is_none());
     }
 
     #[test]

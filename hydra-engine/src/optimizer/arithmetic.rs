@@ -61,7 +61,12 @@ impl<'a> TaskStep<'a> {
 }
 
 /// Applies the observations of all microbatches to a piece of a buffer of state, starting at this element.
-fn advance_piece(layout: &ParamBufferLayout, start: usize, masters: &mut Masters, gradient: &[ParamGradient]) {
+fn advance_piece(
+    layout: &ParamBufferLayout,
+    start: usize,
+    masters: &mut Masters,
+    gradient: &[ParamGradient],
+) {
     let piece = start..start + masters.params.len();
     for (param, gradient) in layout.params.iter().zip(gradient) {
         let (Some(elements), Some(rule)) = (param.among(&piece), param.state) else { continue };

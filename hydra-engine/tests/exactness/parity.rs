@@ -27,7 +27,10 @@ fn parity(name: &str) -> Option<PathBuf> {
     let folders = [here.join("../hydra-models/tests/fixtures/parity"), here.join("../../shared/parity")];
     let found = folders.iter().map(|folder| folder.join(name)).find(|dir| dir.is_dir());
     if found.is_none() {
-        assert!(!["tiny", "convnext_tiny", "resnet_basic", "resnet_bottleneck", "vit_lora_tiny"].contains(&name), "it is in the repository");
+        assert!(
+            !["tiny", "convnext_tiny", "resnet_basic", "resnet_bottleneck", "vit_lora_tiny"].contains(&name),
+            "it is in the repository"
+        );
         println!("skipped: {name} is not in the repository, and not in {}", folders[1].display());
     }
     found
@@ -191,7 +194,12 @@ fn twelve_losses_evaluations_and_statistics_of_residual_networks_agree_with_hugg
             let (losses, evaluations) = (read("losses"), read("evaluations"));
             for (steps, evaluation) in [6, 12].into_iter().zip(evaluations) {
                 let length = Length::Steps(steps);
-                let spec = TrainSpec { accumulate: 2, optimizer: optimizer.clone(), length, ..spec(batch, None, Schedule::default()) };
+                let spec = TrainSpec {
+                    accumulate: 2,
+                    optimizer: optimizer.clone(),
+                    length,
+                    ..spec(batch, None, Schedule::default())
+                };
                 let settings = Settings { cuts: Some(vec![1, 3]), devices: 2, ..Settings::default() };
                 let task = TrainTask::new("parity", chain.clone(), data.clone(), spec.clone());
                 let report = settings.task(task.test(data.clone()));
@@ -204,7 +212,10 @@ fn twelve_losses_evaluations_and_statistics_of_residual_networks_agree_with_hugg
                 assert_eq!(report.weights_sha256, Some(plain.weights_sha256), "{name} {file}");
                 if steps == 12 {
                     println!("{name} {file}: losses differ by {worst:.1e}");
-                    assert_statistics(&statistics(&chain, &plain.buffers), &dir.join(format!("{file}.safetensors")));
+                    assert_statistics(
+                        &statistics(&chain, &plain.buffers),
+                        &dir.join(format!("{file}.safetensors")),
+                    );
                 }
             }
         }
@@ -220,6 +231,10 @@ fn assert_statistics(found: &BTreeMap<String, Vec<f32>>, file: &Path) {
         let expected: Vec<f32> = bytemuck::pod_collect_to_vec(view.data());
         let error = found[&name].iter().zip(&expected).map(|(a, b)| (a - b).abs() / (1.0 + b.abs()));
         let error = error.fold(0.0, f32::max);
-        assert!(found[&name].len() == expected.len() && error < 1e-5, "{name}: {:?} for {expected:?}", found[&name]);
+        assert!(
+            found[&name].len() == expected.len() && error < 1e-5,
+            "{name}: {:?} for {expected:?}",
+            found[&name]
+        );
     }
 }

@@ -239,7 +239,8 @@ fn evaluations_read_the_statistics_whatever_their_batches_are() {
     let tested = Settings::default().task(task(&chain, &spec).test(spirals())).test.expect("a test").loss;
     let evaluated = |buffers: Vec<Vec<f32>>, batch: usize| {
         let run = Settings::default().orchestrator();
-        let chain = Arc::new(layers().weights(Trained(buffers)).build().expect("a chain"));
+        let chain = layers().weights(Trained(buffers)).build().expect("a chain").evaluated_only();
+        let chain = Arc::new(chain);
         run.evaluate(EvaluationTask { chain, data: spirals(), batch, seed: 0 }).expect("an evaluation").loss
     };
     let trained = |batch| evaluated(plain.buffers.clone(), batch);
@@ -273,7 +274,9 @@ fn frozen_statistics_are_kept_and_read() {
         let chain = Arc::new(chain);
         assert_eq!(chain.first_trained(), first);
         let trained = plain::train(&chain, data.as_ref(), &spec).expect("the plain loop");
-        let [mean, variance, count] = &states(&chain, &trained.buffers, "in")[..] else { panic!("statistics") };
+        let [mean, variance, count] = &states(&chain, &trained.buffers, "in")[..] else {
+            panic!("statistics")
+        };
         assert_eq!((&mean[..], &variance[..], &count[..]), (&[0.0; 2][..], &[1.0; 2][..], &[0.0][..]));
         assert_eq!(states(&chain, &trained.buffers, "b")[2], [21.0], "those of a trained layer move");
         for cuts in [vec![], vec![1, 2, 3]] {
@@ -295,10 +298,8 @@ fn a_frozen_normalization_is_the_identity_where_its_statistics_are_those_of_no_b
         hydra_core::DeviceBytes::from(hydra_core::HostTensor::float(values, [elements]).bytes)
     };
     let layers = hydra_core::promote_layers(&chain, 0..1, &buffer, &device, true);
-    let passes = [
-        Pass::train(Pass::key_of(1, 2, 3), Activation::default()),
-        Pass::evaluate(Activation::default()),
-    ];
+    let passes =
+        [Pass::train(Pass::key_of(1, 2, 3), Activation::default()), Pass::evaluate(Activation::default())];
     for pass in passes {
         let input = Activation::of(x.to_device(&device.clone().autodiff()));
         let y = hydra_core::forward_range(&layers, 0, input, &pass).part(0).into_host();

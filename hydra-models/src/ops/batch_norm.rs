@@ -98,7 +98,8 @@ impl Sizes {
 
     /// The values of a channel in each item, in order.
     fn planes<'a>(self, values: &'a [f32], channel: usize) -> impl Iterator<Item = &'a [f32]> {
-        let plane = move |item: usize| &values[(item * self.channels + channel) * self.places..][..self.places];
+        let plane =
+            move |item: usize| &values[(item * self.channels + channel) * self.places..][..self.places];
         (0..self.items).map(plane)
     }
 }
@@ -206,8 +207,7 @@ fn backward(
     epsilon: f64,
 ) -> [FlexTensor; 3] {
     let float = float_type(&x);
-    let (x, weight, statistics, mut gradient) =
-        (owned(x), owned(weight), owned(statistics), owned(gradient));
+    let (x, weight, statistics, mut gradient) = (owned(x), owned(weight), owned(statistics), owned(gradient));
     let sizes @ Sizes { channels, places, .. } = Sizes::of(&x);
     let ([mean, variance], weight, x) = (rows(&statistics, channels), floats(&weight), floats(&x));
     let of = |channel: usize| {
@@ -333,14 +333,19 @@ mod tests {
 
     #[test]
     fn values_gradients_and_statistics_equal_the_exact_ones() {
-        for (shape, spread) in SHAPES.into_iter().zip([(3.0, 2.0), (1.0, 0.0), (0.1, 5.0), (1.0, 30.0), (9.0, 1.0)]) {
+        for (shape, spread) in
+            SHAPES.into_iter().zip([(3.0, 2.0), (1.0, 0.0), (0.1, 5.0), (1.0, 30.0), (9.0, 1.0)])
+        {
             let case = || inputs(Floats::F32, shape, spread);
             let (found, exact) = (run(Floats::F32, case()), exact(Floats::F32, case()));
             // Two values become plus and minus one, and their gradient nearly zero.
             let bound = 4e-6 + f64::from(f32::EPSILON * spread.1 / spread.0);
             for (i, (found, exact)) in found.iter().zip(&exact).enumerate() {
                 let error = distance(found, exact);
-                assert!(error < bound || (i == 1 && shape == SHAPES[0]), "{shape:?}, {i}: {error} for {bound}");
+                assert!(
+                    error < bound || (i == 1 && shape == SHAPES[0]),
+                    "{shape:?}, {i}: {error} for {bound}"
+                );
             }
         }
     }
@@ -374,7 +379,10 @@ mod tests {
             let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("no statistics");
             hydra_core::panic_message(&*panic)
         };
-        assert!(refusal([1, 4, 1], 4).contains("several values for each channel in a training pass, found [1, 4, 1]"));
+        assert!(
+            refusal([1, 4, 1], 4)
+                .contains("several values for each channel in a training pass, found [1, 4, 1]")
+        );
         assert!(refusal([2, 4, 3], 3).contains("each of 4 channels, found [3, 3]"));
     }
 }

@@ -189,12 +189,15 @@ impl ResNetConfig {
         let product = |from: usize, to: usize, side: usize, places: usize| {
             (from * to * side * side) as f64 * (places as f64).powi(2)
         };
-        let shortcut = if inputs != outputs || stride != 1 { product(inputs, outputs, 1, after) } else { 0.0 };
+        let shortcut =
+            if inputs != outputs || stride != 1 { product(inputs, outputs, 1, after) } else { 0.0 };
         let inner = outputs / REDUCTION;
         let first = if self.downsample_in_bottleneck { after } else { before };
         let own = match self.has_bottlenecks() {
             true => {
-                product(inputs, inner, 1, first) + product(inner, inner, 3, after) + product(inner, outputs, 1, after)
+                product(inputs, inner, 1, first)
+                    + product(inner, inner, 3, after)
+                    + product(inner, outputs, 1, after)
             }
             false => product(inputs, outputs, 3, after) + product(outputs, outputs, 3, after),
         };
@@ -228,7 +231,11 @@ impl ResNetConfig {
         ])?;
         let stages = self.hidden_sizes.len();
         if !(1..=MOST_STAGES).contains(&stages) {
-            return Err(refuse("hidden_sizes", format!("a list of {stages}"), format!("1 to {MOST_STAGES} stages")));
+            return Err(refuse(
+                "hidden_sizes",
+                format!("a list of {stages}"),
+                format!("1 to {MOST_STAGES} stages"),
+            ));
         }
         if self.depths.len() != stages {
             let expected = format!("one for each of the {stages} stages (hidden_sizes)");
@@ -264,7 +271,8 @@ mod tests {
             ResNetConfig::preset(preset.name).unwrap().validate().unwrap();
         }
         assert!(ResNetConfig::preset("vgg").unwrap_err().to_string().contains("expected resnet-18"));
-        let text = json!({"model_type": "resnet", "depths": [1, 1, 1, 1], "id2label": {"0": "cat"}, "mine": 7});
+        let text =
+            json!({"model_type": "resnet", "depths": [1, 1, 1, 1], "id2label": {"0": "cat"}, "mine": 7});
         let read: ResNetConfig = serde_json::from_value(text).unwrap();
         assert_eq!((read.labels.names(), read.blocks()), (vec!["cat".to_owned()], 4));
         let written = serde_json::to_value(&read).unwrap();

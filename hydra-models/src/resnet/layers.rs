@@ -142,8 +142,7 @@ impl Block {
             0 => (config.inputs(stage), config.stride(stage)),
             _ => (outputs, 1),
         };
-        let shortcut =
-            (inputs != outputs || stride != 1).then(|| ConvLayer::new(inputs, outputs, 1, stride));
+        let shortcut = (inputs != outputs || stride != 1).then(|| ConvLayer::new(inputs, outputs, 1, stride));
         let layer = match config.has_bottlenecks() {
             true => {
                 let inner = outputs / REDUCTION;

@@ -192,7 +192,8 @@ pub(crate) fn write_with_metadata(
 
 /// The buffers, first for counts and then for all other parameters: PyTorch's reader needs the wider type first.
 fn passes(chain: &Chain) -> impl Iterator<Item = (usize, &ParamBufferLayout, bool)> {
-    let buffers = |counts| chain.buffers().iter().enumerate().map(move |(index, buffer)| (index, buffer, counts));
+    let buffers =
+        |counts| chain.buffers().iter().enumerate().map(move |(index, buffer)| (index, buffer, counts));
     [true, false].into_iter().flat_map(buffers)
 }
 
@@ -215,9 +216,8 @@ fn header(
 ) -> io::Result<Vec<u8>> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut end = 0;
-    let params = passes(chain).flat_map(|(_, buffer, counts)| {
-        buffer.params.iter().filter(move |param| is_count(param) == counts)
-    });
+    let params = passes(chain)
+        .flat_map(|(_, buffer, counts)| buffer.params.iter().filter(move |param| is_count(param) == counts));
     for param in params {
         let Some(name) = name(&param.name) else { continue };
         let start = end;
