@@ -97,7 +97,7 @@ impl Sizes {
     }
 
     /// The values of a channel in each item, in order.
-    fn planes<'a>(self, values: &'a [f32], channel: usize) -> impl Iterator<Item = &'a [f32]> {
+    fn planes(self, values: &[f32], channel: usize) -> impl Iterator<Item = &[f32]> {
         let plane =
             move |item: usize| &values[(item * self.channels + channel) * self.places..][..self.places];
         (0..self.items).map(plane)
