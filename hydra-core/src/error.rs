@@ -30,9 +30,9 @@ pub enum CoreError {
     /// The code of a layer panicked while its chain was built.
     #[error("layer `{layer}` of chain `{chain}` panicked while the chain was built: {message}")]
     LayerPanicked { chain: String, layer: String, message: String },
-    /// A layer keeps state between forwards.
+    /// A layer updates state in its forwards.
     #[error(
-        "layer `{layer}` of chain `{chain}` keeps running statistics in `{param}`, which are not supported, because a layer must compute the same whenever it is recomputed; use LayerNorm or GroupNorm"
+        "layer `{layer}` of chain `{chain}` updates running statistics in `{param}` by itself, in each forward pass, also in one that is recomputed and in evaluations: use `hydra_models::BatchNorm` instead of Burn's, or keep them in a `hydra_core::State`"
     )]
     RunningStatistics {
         chain: String,

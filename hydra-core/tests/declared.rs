@@ -365,7 +365,7 @@ fn running_statistics_are_refused_by_name() {
     let named = matches!(&error, CoreError::RunningStatistics { layer, param, .. }
         if layer == "a" && param == "norm.running_mean");
     assert!(named, "{error}");
-    assert!(error.to_string().contains("use LayerNorm or GroupNorm"), "{error}");
+    assert!(error.to_string().contains("use `hydra_models::BatchNorm`"), "{error}");
 }
 
 #[test]

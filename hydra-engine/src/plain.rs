@@ -143,7 +143,12 @@ impl<'a> Model<'a> {
         let batches = parts.map(|part| Ok(gather(data, part)?.in_type(self.chain.float_type())));
         let batches: Vec<Batch> = batches.collect::<Result<_, EngineError>>()?;
         let loss_targets: usize = batches.iter().map(|b| b.loss_targets).sum();
-        let mut total: Vec<Vec<f32>> = self.buffers.iter().map(|i| vec![0.0; i.len()]).collect();
+        // Observations change state one microbatch after the other; the total of its buffers is the state itself.
+        let zeros = |(i, values): (usize, &Vec<f32>)| match self.chain.buffers()[i].is_state() {
+            true => values.clone(),
+            false => vec![0.0; values.len()],
+        };
+        let mut total: Vec<Vec<f32>> = self.buffers.iter().enumerate().map(zeros).collect();
         let mut loss = 0.0;
         for (index, batch) in batches.iter().enumerate() {
             let weight = batch.loss_targets as f64 / loss_targets as f64;
@@ -181,15 +186,26 @@ impl<'a> Model<'a> {
         let mut seen = vec![vec![]; sum.len()];
         for (layer, grads) in self.chain.layers().iter().zip(uses) {
             for (at, grad) in layer.params.iter().zip(grads) {
-                let range = self.chain.buffers()[at.buffer].params[at.slot].range();
+                let (is_state, param) = (
+                    self.chain.buffers()[at.buffer].is_state(),
+                    &self.chain.buffers()[at.buffer].params[at.slot],
+                );
+                let range = param.range();
                 let grad = grad.map(|grad| grad.into_host().in_type(FloatType::F32));
+                if let (true, Some(rule)) = (is_state, param.state) {
+                    let observed = grad.iter().map(HostTensor::as_f32);
+                    observed.for_each(|observed| rule.apply(&mut total[at.buffer][range.clone()], observed));
+                    continue;
+                }
                 let again = seen[at.buffer].contains(&at.slot);
                 seen[at.buffer].push(at.slot);
                 let Some(grad) = grad else { continue };
                 add_into(&mut sum[at.buffer][range], grad.as_f32(), !again);
             }
         }
-        total.iter_mut().zip(&sum).for_each(|(total, sum)| add_into(total, sum, first));
+        let sums = total.iter_mut().zip(&sum).zip(self.chain.buffers());
+        let sums = sums.filter(|(_, layout)| !layout.is_state());
+        sums.for_each(|((total, sum), _)| add_into(total, sum, first));
     }
 
     fn update(&mut self, grads: Vec<Vec<f32>>, step: usize, steps: usize) -> f64 {
@@ -199,7 +215,11 @@ impl<'a> Model<'a> {
         let norm = global_norm(self.chain, squares);
         let factor = self.spec.clip.map(|clip| clip_factor(clip, norm));
         let step = TaskStep::new(self.spec, step, steps, factor);
-        for (i, layout) in self.chain.buffers().iter().enumerate().filter(|(_, l)| l.trained) {
+        let layouts = self.chain.buffers().iter();
+        for (i, _) in layouts.enumerate().filter(|(_, layout)| layout.is_state()) {
+            self.buffers[i].clone_from(&grads[i]);
+        }
+        for (i, layout) in self.chain.buffers().iter().enumerate().filter(|(_, l)| l.is_optimized()) {
             for param in &layout.params {
                 let is_quantized = self.moments[i].iter().any(|(_, layout)| layout.is_quantized(param));
                 // One element at a time, or one block.

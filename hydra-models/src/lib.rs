@@ -1,11 +1,12 @@
 //! Models, tokenizers and datasets: GPT-2, Llama and related decoders, BERT and related encoders, vision transformers,
-//! ConvNeXt, MLP and CNN chains, and Hugging Face weights.
+//! ConvNeXt, ResNet, MLP and CNN chains, and Hugging Face weights.
 //!
 //! A model is a function from a configuration to a [`Chain`](hydra_core::Chain): [`gpt2::chain`] for a
 //! [`gpt2::Gpt2Config`] (a preset, or that of a Hugging Face directory), [`decoder::chain`] for the
 //! [`decoder::DecoderConfig`] of a Llama, Mistral or Qwen, [`encoder::chain`] for the [`encoder::EncoderConfig`] of a
 //! BERT, RoBERTa, DistilBERT or ModernBERT with a classifier, [`vit::chain`] for the [`vit::VitConfig`] of a vision
-//! transformer, [`convnext::chain`] for the [`convnext::ConvNextConfig`] of a convolutional network, and [`mlp::chain`]
+//! transformer, [`convnext::chain`] and [`resnet::chain`] for the [`convnext::ConvNextConfig`] and the
+//! [`resnet::ResNetConfig`] of convolutional networks, and [`mlp::chain`]
 //! and [`cnn::chain`] for tests and first steps. [`family`] finds the model of a name or directory. [`lora`] adds
 //! adapters to a frozen model. [`objective`] holds what classifiers are trained for. [`data`] and [`tokenizer`] make
 //! token blocks from texts and examples from instruction
@@ -42,9 +43,11 @@ pub mod mlp;
 pub mod objective;
 pub mod ops;
 pub mod parts;
+pub mod resnet;
 mod synthetic;
 pub mod tokenizer;
 pub mod vit;
 pub mod weights;
 
 pub use error::ModelError;
+pub use parts::BatchNorm;

@@ -83,7 +83,7 @@ pub enum PartitionError {
     #[error(
         "layer `{layer}` of chain `{chain}` gives another output when it is run again: the forward is recomputed for \
          the backward pass, so it must be a function of parameters, input and `Pass` only; use `pass.site(0).dropout` \
-         instead of a dropout that draws from random state of its own, and keep no running statistics"
+         instead of a dropout that draws from random state of its own, and keep running statistics in a `State`"
     )]
     Unrepeatable { chain: String, layer: String },
     /// The initial values of a buffer could not be read.

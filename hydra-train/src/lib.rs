@@ -116,7 +116,9 @@ pub use hydra_core::{optimizer, schedule};
 #[doc(inline)]
 pub use hydra_engine::plain;
 #[doc(inline)]
-pub use hydra_models::{ModelError, cnn, decoder, family, gpt2, lora, mlp, objective, ops, tokenizer};
+pub use hydra_models::{
+    BatchNorm, ModelError, cnn, decoder, family, gpt2, lora, mlp, objective, ops, tokenizer,
+};
 
 pub mod prelude {
     //! The imports of most programs: `use hydra_train::prelude::*;`.
@@ -135,7 +137,7 @@ pub mod prelude {
     pub use hydra_core::{
         Activation, Bandwidth, Batch, ByteSize, Chain, ChainBuilder, Dataset, DatasetError, Decay, FloatType,
         Forward, HostActivation, HostTensor, Init, Key, Length, Measures, Metric, Objective, OptimizerSpec,
-        Pass, Schedule, TrainSpec,
+        Pass, Schedule, State, StateRule, TrainSpec,
         optimizer::{AdamW, Elements, Optimizer, Sgd},
         schedule::{Constant, Cosine, Curve, Linear, WarmupStableDecay},
     };
@@ -146,6 +148,7 @@ pub mod prelude {
     };
     #[doc(no_inline)]
     pub use hydra_models::{
+        BatchNorm,
         data::{BlockSpec, Corpus, Split},
         gpt2::{self, Gpt2Config, Gpt2Writer},
         tokenizer::Tokenizer,

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use tempfile::TempDir;
 
 /// Images of horizontal or vertical stripes, in three splits.
-static STRIPES: LazyLock<(TempDir, String)> = LazyLock::new(|| {
+pub static STRIPES: LazyLock<(TempDir, String)> = LazyLock::new(|| {
     let root = TempDir::new().unwrap();
     for (split, count, first) in [("train", 24, 0), ("validation", 8, 100), ("test", 8, 200)] {
         for (class, name) in ["lying", "standing"].into_iter().enumerate() {

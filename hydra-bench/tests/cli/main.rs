@@ -30,6 +30,7 @@ mod preferences;
 mod progress;
 mod queued;
 mod reservations;
+mod residual;
 mod resume;
 mod run_control;
 mod runs;

@@ -1,6 +1,7 @@
 //! Parameter buffers: contiguous memory for parameters, and the offset of each parameter in it.
 
 use super::nf4;
+use super::state::StateRule;
 use crate::{FloatType, HostTensor, Init};
 use std::ops::Range;
 
@@ -43,6 +44,8 @@ pub struct BufferParam {
     pub init: Init,
     /// The values that the module held when it was added to the chain.
     pub given: Option<HostTensor>,
+    /// How observations change it, if it is state ([`State`](super::State)).
+    pub state: Option<StateRule>,
 }
 
 impl BufferParam {
@@ -81,7 +84,7 @@ pub enum Encoding {
 
 /// A contiguous buffer of parameters that is copied as a unit: all parameters that only one layer uses, or
 /// one parameter that several layers share (tied). A partly frozen layer has two buffers: one of frozen
-/// parameters and one of trained ones.
+/// parameters and one of trained ones, and state that training changes has one of its own.
 #[derive(Clone, Debug)]
 pub struct ParamBufferLayout {
     /// The layer's name, or the tied parameter's.
@@ -92,7 +95,7 @@ pub struct ParamBufferLayout {
     pub elements: usize,
     /// The layers that use the buffer, in chain order.
     pub layers: Vec<usize>,
-    /// Whether the buffer is trained; frozen buffers have neither gradients nor optimizer state.
+    /// Whether training changes the buffer; frozen buffers have neither gradients nor optimizer state.
     pub trained: bool,
     /// The element type on devices and in copies, also of the gradients.
     pub float: FloatType,
@@ -118,9 +121,25 @@ impl ParamBufferLayout {
             true => self.elements.next_multiple_of(LARGE_PARAM_ALIGN),
             false => self.elements,
         };
-        self.params.push(BufferParam { name, shape, offset, len, init, given });
+        self.params.push(BufferParam { name, shape, offset, len, init, given, state: None });
         self.elements = offset + len.next_multiple_of(ALIGN_ELEMENTS);
         self.params.len() - 1
+    }
+
+    /// Returns whether observations change the buffer, and no optimizer.
+    pub fn is_state(&self) -> bool {
+        self.trained && self.params.iter().any(|param| param.state.is_some())
+    }
+
+    /// Returns whether an optimizer steps the buffer.
+    pub fn is_optimized(&self) -> bool {
+        self.trained && !self.is_state()
+    }
+
+    /// Returns whether the gradients of several microbatches may be added without those of other layers. Gradients of a tied
+    /// parameter are first added layer by layer, and observations of state are not added at all.
+    pub fn adds_up(&self) -> bool {
+        self.is_optimized() && self.layers.len() == 1
     }
 
     /// The number of bytes that a copy to a device moves.

@@ -167,7 +167,8 @@ impl ChainBuilder {
             layers.push(ChainLayer { name, params, frozen, cost_key, layer });
         }
         let buffers = layout.buffers;
-        let trained = buffers.iter().any(|buffer| buffer.trained);
+        let layers = layers.into_iter().map(|layer| layer.fixing_frozen_states(&buffers)).collect();
+        let trained = buffers.iter().any(ParamBufferLayout::is_optimized);
         if !trained && !buffers.is_empty() {
             return Err(CoreError::NothingToTrain { chain: self.name });
         }
@@ -230,7 +231,7 @@ impl DeclaredLayer {
         Ok(part)
     }
 
-    /// Checks that no parameter appears twice or is a running statistic, and that given values are `f32`.
+    /// Checks that no parameter appears twice or is a running statistic of Burn's, and that given values are `f32`.
     fn check(&self, chain: &str) -> Result<(), CoreError> {
         for (at, declared) in self.params.iter().enumerate() {
             let (layer, param) = (self.name.clone(), declared.info.name.clone());
@@ -292,10 +293,10 @@ impl Layout<'_> {
     fn place(&mut self, index: usize, part: DeclaredLayer) -> Result<Vec<ParamRef>, CoreError> {
         let trained: Vec<bool> = part.trained().collect();
         let DeclaredLayer { name, params, inits, .. } = part;
-        // One buffer for frozen parameters, one for trained and one for quantized ones.
-        let mut own: [Option<usize>; 3] = [None; 3];
+        // One buffer for frozen parameters, one for trained ones, one for quantized ones and one for state.
+        let mut own: [Option<usize>; 4] = [None; 4];
         let mut refs = Vec::new();
-        for ((Declared { info, given, quantized, .. }, init), trained) in
+        for ((Declared { info, given, quantized, state, .. }, init), trained) in
             params.into_iter().zip(inits).zip(trained)
         {
             let full = format!("{name}.{}", info.name);
@@ -306,16 +307,24 @@ impl Layout<'_> {
             if self.uses[&info.id] > 1 {
                 let mut shared = ParamBufferLayout::new(full.clone(), index, trained);
                 let slot = shared.push(full, info.shape, init, given);
+                shared.params[slot].state = state;
                 refs.push(ParamRef { buffer: self.tie(info.id, shared)?, slot });
                 continue;
             }
-            let buffer = *own[if quantized { 2 } else { usize::from(trained) }].get_or_insert_with(|| {
+            let kind = match (quantized, trained, state) {
+                (true, ..) => 2,
+                (_, true, Some(_)) => 3,
+                _ => usize::from(trained),
+            };
+            let buffer = *own[kind].get_or_insert_with(|| {
                 let encoding = if quantized { Encoding::Nf4 } else { Encoding::default() };
                 let new = ParamBufferLayout::new(name.clone(), index, trained);
                 self.buffers.push(ParamBufferLayout { encoding, ..new });
                 self.buffers.len() - 1
             });
-            refs.push(ParamRef { buffer, slot: self.buffers[buffer].push(full, info.shape, init, given) });
+            let slot = self.buffers[buffer].push(full, info.shape, init, given);
+            self.buffers[buffer].params[slot].state = state;
+            refs.push(ParamRef { buffer, slot });
         }
         Ok(refs)
     }

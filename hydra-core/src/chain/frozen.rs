@@ -1,10 +1,25 @@
 //! Selects the trained layers of a chain.
 
-use super::{Chain, ChainLayer};
+use super::{Chain, ChainLayer, ParamBufferLayout, ParamRef};
 use crate::CoreError;
 
 /// The maximum number of layers that an error lists.
 const NAMED: usize = 12;
+
+impl ChainLayer {
+    /// The layer with its frozen states fixed.
+    pub(super) fn fixing_frozen_states(self, buffers: &[ParamBufferLayout]) -> Self {
+        let is_frozen_state = |param: &ParamRef| {
+            let buffer = &buffers[param.buffer];
+            !buffer.trained && buffer.params[param.slot].state.is_some()
+        };
+        let fixed: Vec<bool> = self.params.iter().map(is_frozen_state).collect();
+        match fixed.contains(&true) {
+            true => Self { layer: self.layer.with_fixed_states(&fixed), ..self },
+            false => self,
+        }
+    }
+}
 
 impl Chain {
     /// Returns the chain with only these layers trained, by name: all others are frozen, as with
@@ -35,8 +50,8 @@ impl Chain {
             layer.frozen |= frozen && !layer.params.is_empty();
         }
         self.encode();
-        match self.buffers.iter().any(|buffer| buffer.trained) {
-            true => Ok(self),
+        match self.buffers.iter().any(ParamBufferLayout::is_optimized) {
+            true => Ok(self.fixing_frozen_states()),
             false => Err(CoreError::NothingToTrain { chain: self.name }),
         }
     }
@@ -47,6 +62,13 @@ impl Chain {
         self.buffers.iter_mut().for_each(|buffer| buffer.trained = false);
         self.layers.iter_mut().for_each(|layer| layer.frozen |= !layer.params.is_empty());
         self.encode();
+        self.fixing_frozen_states()
+    }
+
+    /// The chain with its frozen states fixed: training passes read them too.
+    fn fixing_frozen_states(mut self) -> Self {
+        let buffers = &self.buffers;
+        self.layers = self.layers.into_iter().map(|layer| layer.fixing_frozen_states(buffers)).collect();
         self
     }
 

@@ -8,6 +8,7 @@
 use super::graph_depth::equalize_depth;
 use super::initializer::{Form, Guesses, OwnInit};
 use super::objective::{LastLayer, Objective};
+use super::state::{FixStates, StateRule, visited};
 use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Gradients, Shape, Tensor};
@@ -105,8 +106,9 @@ fn drawn(out: &mut [f32], value: impl Fn(u64) -> f32 + Sync) {
 /// (Hydra uses those). Every random number must come from the pass: use [`pass.site(0).dropout(x,
 /// probability)`](crate::Site::dropout). Burn's `Dropout` draws from a process-wide generator, also in
 /// evaluations, so a recomputed forward would return a different output; a run detects and refuses such a
-/// layer. A layer keeps no state between forwards, so running statistics, as in Burn's `BatchNorm`, are
-/// refused when a chain is built; `LayerNorm`, `GroupNorm` and `RmsNorm` keep none.
+/// layer. A layer keeps no state of its own between forwards. What a training run updates by the batches that it has seen, such
+/// as running statistics, is a [`State`](super::State); Burn's `BatchNorm` updates itself, and is refused when a chain is
+/// built.
 ///
 /// Parameters that Burn freezes (`freeze` and `no_grad` of a module, `set_require_grad(false)` of a
 /// parameter) keep their initial values and have neither gradients nor moments. A layer with some frozen
@@ -241,6 +243,8 @@ pub struct Declared {
     pub running: bool,
     /// Whether it is quantized ([`Forward::is_quantized`]).
     pub quantized: bool,
+    /// How observations change it, if it is state.
+    pub state: Option<StateRule>,
 }
 
 /// A layer with its type erased.
@@ -278,6 +282,10 @@ pub trait Layer: Send + Sync {
     /// # Panics
     /// If either has fewer items than the layer has parameters.
     fn promote(&self, params: &[DeviceTensor], device: &Device, track: &[bool]) -> Box<dyn Layer>;
+
+    /// The layer with these of its states, in the order of [`params`](Self::params), fixed: training passes read them. The items
+    /// of other parameters mean nothing.
+    fn with_fixed_states(self: Box<Self>, fixed: &[bool]) -> Box<dyn Layer>;
 
     /// The layer as the last one of a chain with this objective, which replaces one that it has.
     fn with_objective(self: Box<Self>, objective: Arc<dyn Objective>) -> Box<dyn Layer>;
@@ -331,6 +339,10 @@ impl<M: Forward + Sync + 'static> Layer for M {
 
     fn reads_targets(&self) -> bool {
         Forward::reads_targets(self)
+    }
+
+    fn with_fixed_states(self: Box<Self>, fixed: &[bool]) -> Box<dyn Layer> {
+        Box::new((*self).map(&mut FixStates(fixed.iter())))
     }
 
     fn with_objective(self: Box<Self>, objective: Arc<dyn Objective>) -> Box<dyn Layer> {
@@ -389,7 +401,8 @@ impl ModuleVisitor for Declare {
         }
         let given = param.is_initialized().then(|| AnyTensor::from(param.val()).into_host());
         let trained = form.map(|form| form.trained);
-        self.declared.push(Declared { info, given, trained, running: false, quantized: false });
+        let state = visited();
+        self.declared.push(Declared { info, given, trained, running: false, quantized: false, state });
     }
 }
 

@@ -15,6 +15,7 @@ mod layer;
 pub mod nf4;
 mod objective;
 mod pass;
+mod state;
 mod vjp;
 mod weights;
 
@@ -26,6 +27,7 @@ pub use initializer::OwnInit;
 pub use layer::{CostKey, Declared, Forward, Init, Layer, ParamInfo};
 pub use objective::{Measures, Metric, Objective, last_layer};
 pub use pass::{DropoutMask, Mode, Pass, Site};
+pub use state::{State, StateRule};
 pub use vjp::vector_jacobian;
 pub use weights::*;
 
@@ -223,9 +225,10 @@ impl Chain {
         self.layers[layers].iter().flat_map(|l| l.params.iter().filter(trained).map(bytes)).sum()
     }
 
-    /// The number of parameters of the whole model; a tied one counts once.
+    /// The number of parameters of the whole model; a tied one counts once. State does not count.
     pub fn parameters(&self) -> u64 {
-        self.buffers.iter().map(ParamBufferLayout::parameters).sum()
+        let params = self.buffers.iter().flat_map(|buffer| &buffer.params);
+        params.filter(|param| param.state.is_none()).map(|param| param.len as u64).sum()
     }
 
     /// The parameters of the layer at `layer`, as views of the buffers that `buffer` returns. A quantized matrix is a tensor
@@ -279,7 +282,8 @@ impl Chain {
             let (buffer, param) = (&self.buffers[p.buffer], &self.buffers[p.buffer].params[p.slot]);
             // A fully frozen layer is marked as a whole.
             let frozen = mark(!buffer.trained && !layer.frozen);
-            format!("{}{frozen}@{}{:?}", param.name, p.buffer, param.shape)
+            let state = param.state.map(|StateRule { keep, gain }| format!("~{keep},{gain}"));
+            format!("{}{frozen}@{}{:?}{}", param.name, p.buffer, param.shape, state.unwrap_or_default())
         };
         let params: Vec<String> = layer.params.iter().map(param).collect();
         format!("{}{}({})", layer.name, mark(layer.frozen), params.join(","))

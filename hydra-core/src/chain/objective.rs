@@ -191,6 +191,11 @@ impl Layer for LastLayer {
         self.layer.reads_targets()
     }
 
+    fn with_fixed_states(self: Box<Self>, fixed: &[bool]) -> Box<dyn Layer> {
+        let Self { layer, objective } = *self;
+        Box::new(Self { layer: layer.with_fixed_states(fixed), objective })
+    }
+
     fn with_objective(self: Box<Self>, objective: Arc<dyn Objective>) -> Box<dyn Layer> {
         Box::new(Self { objective, ..*self })
     }

@@ -126,9 +126,9 @@ impl dyn Optimizer {
         (0..self.moments()).map(|moment| self.encoding(moment)).collect()
     }
 
-    /// Where a store has the elements of each moment of a buffer; a frozen buffer has no moments.
+    /// Where a store has the elements of each moment of a buffer; a buffer that no optimizer steps has no moments.
     pub fn moment_layouts(&self, buffer: &ParamBufferLayout) -> Vec<MomentLayout> {
-        let encodings = if buffer.trained { self.encodings() } else { Vec::new() };
+        let encodings = if buffer.is_optimized() { self.encodings() } else { Vec::new() };
         encodings.into_iter().map(|encoding| MomentLayout::new(encoding, buffer)).collect()
     }
 }

@@ -357,7 +357,7 @@ fn trained_items(task: &TrainTask) -> u64 {
 }
 
 fn trained_parameters(chain: &Chain) -> u64 {
-    chain.buffers().iter().filter(|buffer| buffer.trained).map(ParamBufferLayout::parameters).sum()
+    chain.buffers().iter().filter(|buffer| buffer.is_optimized()).map(ParamBufferLayout::parameters).sum()
 }
 
 impl Estimate {

@@ -10,7 +10,7 @@ use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
 use crate::optimizer::{DeviceStepper, OptimizerCheck, Tried};
 use crate::train_task::TrainTask;
-use hydra_core::{ByteSize, Chain, FloatType, OptimizerSpec, TrainSpec};
+use hydra_core::{ByteSize, Chain, FloatType, OptimizerSpec, ParamBufferLayout, TrainSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -159,10 +159,12 @@ impl<'a> DevicePeaks<'a> {
             task.spec.clip.map(|_| "gradient clipping waits for the norm of all gradients".to_owned());
         let steps = stepper.memory.steps(&*task.spec.optimizer);
         let name = task.spec.optimizer.name();
+        let has_state = task.chain.buffers().iter().any(ParamBufferLayout::is_state);
+        let states = has_state.then(|| "the host updates its running statistics".to_owned());
         let without_kernel = (!steps).then(|| format!("the device has no kernel for the optimizer `{name}`"));
         Self {
             name: &task.name,
-            obstacle: clipped.or(without_kernel),
+            obstacle: clipped.or(without_kernel).or(states),
             untrained: task.evaluate_only,
             device_resident: device_resident_bytes(&task.chain, &task.spec),
             compute: compute.unwrap_or(0),

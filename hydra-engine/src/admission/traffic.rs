@@ -90,11 +90,10 @@ impl Traffic {
     }
 }
 
-/// The bytes of these layers' gradients that can be accumulated on a device. Buffers that several layers use are
-/// excluded: their gradients are first added layer by layer.
+/// The bytes of these layers' gradients that can be accumulated on a device.
 pub(super) fn summable_bytes(chain: &Chain, layers: Range<usize>) -> u64 {
     let buffers = chain.buffers_of(layers).into_iter().map(|buffer| &chain.buffers()[buffer]);
-    let single = buffers.filter(|buffer| buffer.trained && buffer.layers.len() == 1);
+    let single = buffers.filter(|buffer| buffer.adds_up());
     single.map(|buffer| buffer.parameters() * chain.float_type().bytes() as u64).sum()
 }
 

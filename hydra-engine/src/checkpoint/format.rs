@@ -62,8 +62,10 @@ impl Part {
     /// The parts of a buffer in file order.
     fn of(buffer: &ParamBufferLayout, moments: usize, best: bool) -> Vec<Self> {
         let mut parts = vec![Self::Masters];
-        if buffer.trained {
+        if buffer.is_optimized() {
             parts.extend((0..moments).map(Self::Moment));
+        }
+        if buffer.trained {
             parts.extend(best.then_some(Self::Best));
         }
         parts

@@ -16,11 +16,10 @@ pub(super) struct Sums {
     pub _charge: Arc<Reservation>,
 }
 
-/// Returns whether a layer's gradient of a parameter is accumulated on the device. Gradients of a tied parameter are
-/// not: those of one microbatch are added first, on the host.
+/// Returns whether a layer's gradient of a parameter is accumulated on the device.
 pub(super) fn adds_up(chain: &Chain, layer: usize, param: usize) -> bool {
     let buffer = chain.layers()[layer].params[param].buffer;
-    chain.buffers()[buffer].layers.len() == 1
+    chain.buffers()[buffer].adds_up()
 }
 
 /// The gradients that are accumulated on the device; `None` for others.

@@ -7,14 +7,16 @@
 //! come in the order in which their first buffer was complete. Master weights resident on a device are stepped there.
 
 use super::arithmetic::{TaskStep, clip_factor, global_norm};
-use super::gradient::{BufferGradient, BufferSum, HostAdder};
+use super::gradient::{BufferGradient, BufferSum, HostAdder, ParamGradient};
 use super::on_device::{DeviceGradient, DeviceStepper};
 use crate::error::{EngineError, guarded};
 use crate::io::writer::{CheckpointJob, WriterJob};
 use crate::protocol::{Event, Reporter};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
-use hydra_core::{Chain, DeviceTensor, HostTensor, ParamBufferLayout, TaskId, TrainSpec};
+use hydra_core::{
+    BufferParam, Chain, DeviceTensor, HostTensor, ParamBufferLayout, StateRule, TaskId, TrainSpec,
+};
 use hydra_spill::{Masters, MastersPart, ParamBufferId, Reservation, SpillError, TierStore};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -221,6 +223,9 @@ impl HostOptimizer {
                 let (buffer, layout) = (contribution.buffer, &state.chain.buffers()[contribution.buffer]);
                 let gathered = &mut state.buffers[buffer];
                 let before = gathered.added;
+                if layout.is_state() && at.of > 1 && gathered.sum.is_none() && !state.adder.as_read {
+                    gathered.sum = Some(values_of(&*self.store, ParamBufferId::new(task, buffer), layout)?);
+                }
                 match gathered.take(layout, at, contribution, &state.adder)? {
                     microbatches if microbatches == at.of => complete.push(buffer),
                     microbatches if microbatches > before => {
@@ -343,6 +348,20 @@ impl HostOptimizer {
         }
         Ok(())
     }
+}
+
+/// The values of a buffer of state, to which observations of several microbatches are applied as they arrive.
+fn values_of(
+    store: &dyn TierStore,
+    id: ParamBufferId,
+    layout: &ParamBufferLayout,
+) -> Result<BufferGradient, SpillError> {
+    let value = |param: &BufferParam| {
+        let values = store.read_part(id, MastersPart::Params, param.range())?;
+        let rule = param.state.unwrap_or(StateRule::SUM);
+        Ok(ParamGradient::State { values: bytemuck::cast_slice(&values.bytes).to_vec(), rule })
+    };
+    layout.params.iter().map(value).collect()
 }
 
 /// Copies another buffer's parameters into a piece that starts at this element.

@@ -39,6 +39,9 @@ impl<'a> TaskStep<'a> {
         masters: &mut Masters,
         gradient: &[ParamGradient],
     ) {
+        if layout.is_state() {
+            return advance_piece(layout, start, masters, gradient);
+        }
         let Masters { params, narrow, moments, .. } = masters;
         let float = narrow.as_ref().map(NarrowFloats::float_type);
         let piece = start..start + params.len();
@@ -55,6 +58,26 @@ impl<'a> TaskStep<'a> {
             step_param(&*self.spec.optimizer, self.of(param), stepped, (gradient, before), self.clip);
         }
     }
+}
+
+/// Applies the observations of all microbatches to a piece of a buffer of state, starting at this element.
+fn advance_piece(
+    layout: &ParamBufferLayout,
+    start: usize,
+    masters: &mut Masters,
+    gradient: &[ParamGradient],
+) {
+    let piece = start..start + masters.params.len();
+    for (param, gradient) in layout.params.iter().zip(gradient) {
+        let (Some(elements), Some(rule)) = (param.among(&piece), param.state) else { continue };
+        let before = elements.start - param.offset;
+        let states = &mut masters.params[elements.start - start..elements.end - start];
+        for (index, states) in states.chunks_mut(CHUNK).enumerate() {
+            let from = before + index * CHUNK;
+            gradient.advance(rule, from..from + states.len(), states);
+        }
+    }
+    masters.round();
 }
 
 /// Consecutive elements of a parameter, with the other outputs of a step: rounded values and moments.
@@ -105,7 +128,7 @@ fn step_param(
 
 /// The global norm of all gradients of a chain; `squares` returns a gradient's sum of squares by buffer and slot.
 pub(crate) fn global_norm(chain: &Chain, squares: impl Fn(usize, usize) -> f64) -> f64 {
-    let buffers = chain.buffers().iter().enumerate().filter(|(_, buffer)| buffer.trained);
+    let buffers = chain.buffers().iter().enumerate().filter(|(_, buffer)| buffer.is_optimized());
     let slots = buffers.flat_map(|(i, buffer)| (0..buffer.params.len()).map(move |slot| (i, slot)));
     slots.map(|(buffer, slot)| squares(buffer, slot)).sum::<f64>().sqrt()
 }

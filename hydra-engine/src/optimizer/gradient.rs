@@ -5,7 +5,7 @@
 //! ways give the same bits: uses in chain order, then microbatches in index order.
 
 use burn::tensor::DType;
-use hydra_core::{HostTensor, ParamBufferLayout};
+use hydra_core::{HostTensor, ParamBufferLayout, StateRule};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,6 +50,8 @@ pub(crate) enum ParamGradient {
     Sum(Vec<f32>),
     /// Those of two or more microbatches, in index order.
     Microbatches(Vec<ParamGradient>),
+    /// The value of a state after the observations so far.
+    State { values: Vec<f32>, rule: StateRule },
 }
 
 /// The gradients of a buffer's parameters, by slot.
@@ -88,7 +90,7 @@ impl ParamGradient {
     fn len(&self) -> usize {
         match self {
             Self::Uses { len, .. } => *len,
-            Self::Sum(sum) => sum.len(),
+            Self::Sum(values) | Self::State { values, .. } => values.len(),
             Self::Microbatches(all) => all[0].len(),
         }
     }
@@ -96,7 +98,7 @@ impl ParamGradient {
     /// Reads the elements in `range`, at most [`CHUNK`].
     pub(crate) fn chunk<'a, R>(&'a self, range: Range<usize>, read: impl FnOnce(&[f32]) -> R) -> R {
         let (first, others) = match self {
-            Self::Sum(sum) => return read(&sum[range]),
+            Self::Sum(values) | Self::State { values, .. } => return read(&values[range]),
             Self::Microbatches(all) => {
                 let mut scratch = [0.0; CHUNK];
                 let sum = &mut scratch[..range.len()];
@@ -136,8 +138,29 @@ impl ParamGradient {
         read(sum)
     }
 
+    /// Applies observations to the elements in `range` of a state, at most [`CHUNK`]: microbatch by microbatch, and those of a
+    /// microbatch in chain order.
+    pub(crate) fn advance(&self, rule: StateRule, range: Range<usize>, states: &mut [f32]) {
+        match self {
+            Self::Uses { tensors, .. } => {
+                let mut scratch = [0.0; CHUNK];
+                let observed = &mut scratch[..range.len()];
+                for tensor in tensors.iter().flatten() {
+                    tensor.read_floats(range.clone(), observed);
+                    rule.apply(states, observed);
+                }
+            }
+            Self::Microbatches(all) => all.iter().for_each(|one| one.advance(rule, range.clone(), states)),
+            Self::Sum(values) | Self::State { values, .. } => states.copy_from_slice(&values[range]),
+        }
+    }
+
     fn add(self, next: Self) -> Self {
         Self::Sum(match self {
+            Self::State { mut values, rule } => {
+                each_chunk(&mut values, |range, states| next.advance(rule, range, states));
+                return Self::State { values, rule };
+            }
             Self::Sum(mut sum) => {
                 each_chunk(&mut sum, |range, sum| next.chunk(range, |next| add(sum, next)));
                 sum

@@ -39,6 +39,7 @@ mod tests {
             len,
             init: Init::Zeros,
             given: None,
+            state: None,
         };
         let (name, elements) = ("tied".to_owned(), params * stride);
         let params = (0..params).map(param).collect();

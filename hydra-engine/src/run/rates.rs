@@ -152,6 +152,7 @@ fn synthetic_layout(chain: &Chain) -> Option<ParamBufferLayout> {
         len: ELEMENTS,
         init: Init::Zeros,
         given: None,
+        state: None,
     };
     Some(ParamBufferLayout {
         name,

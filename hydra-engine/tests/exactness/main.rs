@@ -19,6 +19,7 @@ mod residence;
 mod run_control;
 mod same_bits;
 mod shared;
+mod states;
 
 use hydra_spill::alloc::CountingAllocator;
 

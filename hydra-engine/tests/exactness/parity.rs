@@ -1,8 +1,9 @@
 //! Ten training steps compared with Hugging Face Transformers, spilled over shards. Reference models of GPT-2, of
-//! ConvNeXt and of a vision transformer with adapters are in the repository, with the tests of `hydra-models`;
+//! ConvNeXt, of ResNet and of a vision transformer with adapters are in the repository, with the tests of `hydra-models`;
 //! others, next to the repository, are used if present.
 
 use crate::common::Settings;
+use hydra_core::optimizer::Sgd;
 use hydra_core::schedule::{Constant, Cosine, Linear};
 use hydra_core::{
     Batch, Chain, Dataset, DatasetError, HostActivation, HostTensor, Length, OptimizerSpec, Schedule,
@@ -15,7 +16,9 @@ use hydra_models::decoder::{self, DecoderDir};
 use hydra_models::family;
 use hydra_models::gpt2::{self, Gpt2Dir};
 use hydra_models::lora::AdapterDir;
+use hydra_models::resnet::{self, ResNetDir};
 use hydra_models::vit::{self, VitDir};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,7 +27,10 @@ fn parity(name: &str) -> Option<PathBuf> {
     let folders = [here.join("../hydra-models/tests/fixtures/parity"), here.join("../../shared/parity")];
     let found = folders.iter().map(|folder| folder.join(name)).find(|dir| dir.is_dir());
     if found.is_none() {
-        assert!(!["tiny", "convnext_tiny", "vit_lora_tiny"].contains(&name), "it is in the repository");
+        assert!(
+            !["tiny", "convnext_tiny", "resnet_basic", "resnet_bottleneck", "vit_lora_tiny"].contains(&name),
+            "it is in the repository"
+        );
         println!("skipped: {name} is not in the repository, and not in {}", folders[1].display());
     }
     found
@@ -159,4 +165,76 @@ fn ten_losses_of_a_vision_transformer_agree_with_hugging_face() {
     let model = VitDir::open(&dir).expect("a checkpoint");
     let chain = vit::chain(&model.config().clone(), Some(model)).expect("a chain");
     check(&dir, "train.json", chain, Some(1.0), Schedule::new(Cosine, 3));
+}
+
+/// The states of a trained chain by their Hugging Face names.
+fn statistics(chain: &Chain, buffers: &[Vec<f32>]) -> BTreeMap<String, Vec<f32>> {
+    let buffers = chain.buffers().iter().zip(buffers);
+    let states = buffers.flat_map(|(layout, values)| {
+        let states = layout.params.iter().filter(|param| param.state.is_some());
+        states.map(move |param| (resnet::hf_name(&param.name), values[param.range()].to_vec()))
+    });
+    states.collect()
+}
+
+#[test]
+fn twelve_losses_evaluations_and_statistics_of_residual_networks_agree_with_hugging_face() {
+    let sgd = OptimizerSpec::from(Sgd { lr: 1e-2, momentum: 0.9, weight_decay: 0.0 });
+    for name in ["resnet_basic", "resnet_bottleneck"] {
+        let Some(dir) = parity(name) else { continue };
+        let text = std::fs::read_to_string(dir.join("train.json")).expect("the reference");
+        let reference: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        for (file, optimizer) in [("adamw", OptimizerSpec::adamw(1e-3)), ("sgd", sgd.clone())] {
+            let model = ResNetDir::open(&dir).expect("a checkpoint");
+            let chain = Arc::new(resnet::chain(&model.config().clone(), Some(model)).expect("a chain"));
+            let (data, batch) = batches(&dir);
+            let read = |key: &str| -> Vec<f64> {
+                serde_json::from_value(reference[file][key].clone()).expect("numbers")
+            };
+            let (losses, evaluations) = (read("losses"), read("evaluations"));
+            for (steps, evaluation) in [6, 12].into_iter().zip(evaluations) {
+                let length = Length::Steps(steps);
+                let spec = TrainSpec {
+                    accumulate: 2,
+                    optimizer: optimizer.clone(),
+                    length,
+                    ..spec(batch, None, Schedule::default())
+                };
+                let settings = Settings { cuts: Some(vec![1, 3]), devices: 2, ..Settings::default() };
+                let task = TrainTask::new("parity", chain.clone(), data.clone(), spec.clone());
+                let report = settings.task(task.test(data.clone()));
+                assert_eq!(report.error, None);
+                let worst = report.losses.iter().zip(&losses).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(report.losses.len() == steps && worst < 1e-5, "{:?} for {losses:?}", report.losses);
+                let tested = report.test.expect("a test").loss;
+                assert!((tested - evaluation).abs() < 1e-5, "{name} {file}: {tested} for {evaluation}");
+                let plain = plain::train(&chain, data.as_ref(), &spec).expect("the plain loop");
+                assert_eq!(report.weights_sha256, Some(plain.weights_sha256), "{name} {file}");
+                if steps == 12 {
+                    println!("{name} {file}: losses differ by {worst:.1e}");
+                    assert_statistics(
+                        &statistics(&chain, &plain.buffers),
+                        &dir.join(format!("{file}.safetensors")),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Asserts that states equal those of a file.
+fn assert_statistics(found: &BTreeMap<String, Vec<f32>>, file: &Path) {
+    let bytes = std::fs::read(file).expect("statistics");
+    let expected = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    assert_eq!(found.len(), expected.len());
+    for (name, view) in expected.tensors() {
+        let expected: Vec<f32> = bytemuck::pod_collect_to_vec(view.data());
+        let error = found[&name].iter().zip(&expected).map(|(a, b)| (a - b).abs() / (1.0 + b.abs()));
+        let error = error.fold(0.0, f32::max);
+        assert!(
+            found[&name].len() == expected.len() && error < 1e-5,
+            "{name}: {:?} for {expected:?}",
+            found[&name]
+        );
+    }
 }

@@ -1,7 +1,5 @@
 //! ConvNeXt (Liu et al., "A ConvNet for the 2020s", 2022) of Transformers with a classifier, as a chain: the patch
-//! embeddings, one layer per block and per downsampling between two stages, and the head with its loss. It is the
-//! supported convolutional network because it has no running statistics: a layer's output is a function of its
-//! parameters and the batch.
+//! embeddings, one layer per block and per downsampling between two stages, and the head with its loss.
 //!
 //! Modules and parameters are named as in Transformers' files, so [`hf_name`] only exchanges a prefix, and weights are
 //! laid out as in the files.

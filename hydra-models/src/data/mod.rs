@@ -31,6 +31,7 @@ pub use examples::{
     Packing, Record, Remarks, ScoredRows, Tally,
 };
 pub use folders::{HeldOut, Unread};
+pub(crate) use images::preprocessed_side;
 pub use images::{DecodeMemory, ImageSource, Images, JpegError, PREPROCESSOR, Preprocessor};
 pub use labels::{LabelForm, LabelledFiles, LabelledTexts, unlabelled};
 pub use preferences::{PairForm, PreferenceFiles, PreferencePairs, WithReference};

@@ -30,7 +30,7 @@ use crate::gguf::{GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan};
 use crate::ops::KvCacheForm;
 use crate::weights::SaveForm;
-use crate::{ModelError, convnext, decoder, encoder, gpt2, vit};
+use crate::{ModelError, convnext, decoder, encoder, gpt2, resnet, vit};
 use hydra_core::{Chain, FloatType, ModelWriter};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,7 @@ pub const FAMILIES: &[&dyn Family] = &[
     &encoder::EncoderFamily,
     &vit::VitFamily,
     &convnext::ConvNextFamily,
+    &resnet::ResNetFamily,
 ];
 
 /// A family of models with one form of configuration.

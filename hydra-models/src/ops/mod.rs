@@ -12,6 +12,7 @@
 
 mod attention;
 mod autodiff;
+mod batch_norm;
 mod counted;
 #[cfg(feature = "cube")]
 mod cube;
@@ -41,6 +42,7 @@ pub use attention::{
 pub(crate) use attention::{
     BlockCache, cached_attention, grouped_working_elements, working_elements as attention_working_elements,
 };
+pub use batch_norm::{BatchStatistics, batch_norm};
 #[cfg(feature = "cube")]
 pub use cube::{products_library, supports};
 pub use depthwise::depthwise;

@@ -4,6 +4,7 @@
 
 mod activate;
 mod adapter;
+mod batch_norm;
 mod generation;
 mod linear;
 mod norm;
@@ -18,6 +19,7 @@ pub(crate) mod vocabulary;
 pub use activate::Activate;
 pub(crate) use adapter::AdapterOptions;
 pub use adapter::{Adapter, Factor};
+pub use batch_norm::BatchNorm;
 pub(crate) use generation::{GROUP, generating, last_tokens, next_logits, slots};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};

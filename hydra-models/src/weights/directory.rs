@@ -112,7 +112,7 @@ impl Directory {
         for param in stored {
             let name = (naming.name)(&param.name);
             let place = files.find(&name)?;
-            place.file.check(&place.tensor, &param.shape)?;
+            place.file.check_param(&place.tensor, param)?;
             tensors.insert(name, place);
         }
         if naming.exact {

@@ -1,9 +1,10 @@
 //! Reads a safetensors file tensor by tensor.
 
+use super::is_count;
 use super::quantized::Quantized;
 use crate::ModelError;
 use half::{bf16, f16};
-use hydra_core::{FileSpan, FloatType};
+use hydra_core::{BufferParam, FileSpan, FloatType};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::BTreeMap;
@@ -169,7 +170,17 @@ impl TensorFile {
         }
     }
 
+    /// Checks that a tensor has the shape of a parameter and a supported type; a count is an integer without dimensions.
+    pub fn check_param(&self, tensor: &str, param: &BufferParam) -> Result<(), ModelError> {
+        match self.info(tensor).filter(|_| is_count(param)) {
+            Some(info) if info.dtype == Dtype::I64 && info.shape.iter().product::<usize>() == 1 => Ok(()),
+            Some(info) if info.shape.is_empty() => self.check(tensor, &[]),
+            _ => self.check(tensor, &param.shape),
+        }
+    }
+
     /// Reads a whole tensor, converted to `f32`; `out` has its number of elements.
+    #[cfg(test)]
     pub fn read(&self, tensor: &str, out: &mut [f32]) -> Result<(), ModelError> {
         self.check_length(tensor, out.len())?;
         self.read_part(tensor, 0, out)
@@ -220,6 +231,7 @@ fn convert(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         Dtype::F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
         Dtype::BF16 => each(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+        Dtype::I64 => each(bytes, out, |b| i64::from_le_bytes(b) as f32),
         _ => each(bytes, out, f32::from_le_bytes),
     }
 }

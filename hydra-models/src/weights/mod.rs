@@ -58,6 +58,13 @@ pub(crate) use export::Export;
 pub(crate) use file::TensorFile;
 pub(crate) use write::{Failure, failed, read_param, write_model, write_with_metadata};
 
+use hydra_core::{BufferParam, StateRule};
+
+/// Returns whether a parameter is the count of a batch normalization, which files have as an integer without dimensions.
+pub(crate) fn is_count(param: &BufferParam) -> bool {
+    param.state == Some(StateRule::SUM) && param.name.ends_with("num_batches_tracked")
+}
+
 /// The file's name, as in Transformers.
 pub const WEIGHTS: &str = "model.safetensors";
 

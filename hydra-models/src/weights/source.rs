@@ -32,7 +32,8 @@ impl ModelWriter for SafetensorsWriter {
 }
 
 /// Initial weights of a chain from a file that [`SafetensorsWriter`] wrote, or any other with these names: one tensor
-/// for each parameter, in `F32`, `F16` or `BF16`, and no others. With [`fresh`](Self::fresh), parts of the model may
+/// for each parameter, in `F32`, `F16` or `BF16`, and no others. The counts of batch normalizations are integers, as in PyTorch's
+/// files. With [`fresh`](Self::fresh), parts of the model may
 /// differ. Cloning is cheap.
 ///
 /// Values are read buffer by buffer. They do not depend on the seed, except for fresh parts.
@@ -102,7 +103,7 @@ impl SafetensorsSource {
     pub fn check(&self, chain: &Chain) -> Result<(), ModelError> {
         let params = || chain.buffers().iter().flat_map(|buffer| &buffer.params);
         let mut read = params().filter(|param| !self.is_fresh(&param.name));
-        read.try_for_each(|param| self.file.check(&param.name, &param.shape))?;
+        read.try_for_each(|param| self.file.check_param(&param.name, param))?;
         let known: BTreeSet<&str> = params().map(|param| param.name.as_str()).collect();
         let tensors = self.file.names();
         let (path, chain) = (|| self.file.path.clone(), || chain.name().to_owned());
@@ -139,8 +140,8 @@ impl WeightSource for SafetensorsSource {
             SeededInit.fill(chain, buffer, seed, out)?;
         }
         for param in params.iter().filter(|param| !self.is_fresh(&param.name)) {
-            let read = self.file.check(&param.name, &param.shape);
-            read.and_then(|()| self.file.read(&param.name, &mut out[param.range()]))
+            let read = self.file.check_param(&param.name, param);
+            read.and_then(|()| self.file.read_part(&param.name, 0, &mut out[param.range()]))
                 .map_err(|source| unread(param, source))?;
         }
         Ok(())
@@ -171,7 +172,7 @@ impl WeightSource for SafetensorsSource {
         (!none).then(|| -> PartReader<'a> {
             Box::new(move |slot, first, out| {
                 let param = &params[slot];
-                let checked = self.file.check(&param.name, &param.shape);
+                let checked = self.file.check_param(&param.name, param);
                 let read = checked.and_then(|()| self.file.read_part(&param.name, first, out));
                 read.map_err(|source| unread(param, source))
             })

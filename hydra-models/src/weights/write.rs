@@ -1,9 +1,12 @@
 //! Writes the master weights of a chain as safetensors files, part by part.
 
-use super::{INDEX, SaveForm, SavedType, WEIGHTS};
-use hydra_core::{BUFFER_PART, BufferParam, Chain, ParamBufferReader, WeightError, replace_file};
-use safetensors::tensor::{Metadata, TensorInfo};
+use super::{INDEX, SaveForm, SavedType, WEIGHTS, is_count};
+use hydra_core::{
+    BUFFER_PART, BufferParam, Chain, ParamBufferLayout, ParamBufferReader, WeightError, replace_file,
+};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::json;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -81,7 +84,7 @@ impl Files {
     fn new(chain: &Chain, form: SaveForm, name: &dyn Fn(&str) -> Option<String>) -> Self {
         let mut sizes: Vec<(String, u64)> = Vec::new();
         for param in chain.buffers().iter().flat_map(|buffer| &buffer.params) {
-            let (Some(tensor), bytes) = (name(&param.name), (param.len * form.dtype.bytes()) as u64) else {
+            let (Some(tensor), bytes) = (name(&param.name), bytes_of(param, form.dtype) as u64) else {
                 continue;
             };
             match sizes.last_mut().filter(|(last, _)| *last == tensor) {
@@ -158,8 +161,9 @@ pub(crate) fn write_with_metadata(
         let header = header(chain, saved, name, metadata)?;
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        for (index, buffer) in chain.buffers().iter().enumerate() {
-            let params: Vec<_> = buffer.params.iter().filter(|param| name(&param.name).is_some()).collect();
+        for (index, buffer, counts) in passes(chain) {
+            let is_written = |param: &&BufferParam| name(&param.name).is_some() && is_count(param) == counts;
+            let params: Vec<_> = buffer.params.iter().filter(is_written).collect();
             for start in (0..buffer.elements).step_by(BUFFER_PART) {
                 let part = start..buffer.elements.min(start + BUFFER_PART);
                 let mut written = params.iter().filter_map(|param| param.among(&part)).peekable();
@@ -170,9 +174,13 @@ pub(crate) fn write_with_metadata(
                 for elements in written {
                     let [from, to] = [elements.start, elements.end].map(|at| (at - start) * size_of::<f32>());
                     let bytes = &bytes[from..to];
-                    match bytemuck::try_cast_slice(bytes) {
-                        Ok(values) => saved.write(values, &mut out)?,
-                        Err(_) => saved.write(&bytemuck::pod_collect_to_vec::<u8, f32>(bytes), &mut out)?,
+                    let values: Cow<'_, [f32]> = match bytemuck::try_cast_slice(bytes) {
+                        Ok(values) => values.into(),
+                        Err(_) => bytemuck::pod_collect_to_vec(bytes).into(),
+                    };
+                    match counts {
+                        true => write_counts(&values, &mut out)?,
+                        false => saved.write(&values, &mut out)?,
                     }
                 }
             }
@@ -182,7 +190,23 @@ pub(crate) fn write_with_metadata(
     replace_file(path, write).map_err(|failure: Failure| failure.of(path))
 }
 
-/// Builds the header: tensors in buffer order, without gaps. Consecutive parameters of one name are slices of one
+/// The buffers, first for counts and then for all other parameters: PyTorch's reader needs the wider type first.
+fn passes(chain: &Chain) -> impl Iterator<Item = (usize, &ParamBufferLayout, bool)> {
+    let buffers =
+        |counts| chain.buffers().iter().enumerate().map(move |(index, buffer)| (index, buffer, counts));
+    [true, false].into_iter().flat_map(buffers)
+}
+
+fn write_counts(counts: &[f32], out: &mut impl Write) -> io::Result<()> {
+    counts.iter().try_for_each(|count| out.write_all(&(*count as i64).to_le_bytes()))
+}
+
+/// The bytes of a parameter in a file.
+fn bytes_of(param: &BufferParam, saved: SavedType) -> usize {
+    param.len * if is_count(param) { size_of::<i64>() } else { saved.bytes() }
+}
+
+/// Builds the header: tensors in the order of [`passes`], without gaps. Consecutive parameters of one name are slices of one
 /// tensor, concatenated by rows.
 fn header(
     chain: &Chain,
@@ -192,18 +216,24 @@ fn header(
 ) -> io::Result<Vec<u8>> {
     let mut tensors: Vec<(String, TensorInfo)> = Vec::new();
     let mut end = 0;
-    for param in chain.buffers().iter().flat_map(|buffer| &buffer.params) {
+    let params = passes(chain)
+        .flat_map(|(_, buffer, counts)| buffer.params.iter().filter(move |param| is_count(param) == counts));
+    for param in params {
         let Some(name) = name(&param.name) else { continue };
         let start = end;
-        end += param.len * saved.bytes();
+        end += bytes_of(param, saved);
         match tensors.last_mut().filter(|(last, _)| *last == name) {
             Some((_, whole)) => {
                 whole.shape[0] += param.shape[0];
                 whole.data_offsets.1 = end;
             }
             None => {
-                let (shape, data_offsets) = (param.shape.clone(), (start, end));
-                tensors.push((name, TensorInfo { dtype: saved.dtype(), shape, data_offsets }));
+                let data_offsets = (start, end);
+                let (dtype, shape) = match is_count(param) {
+                    true => (Dtype::I64, Vec::new()),
+                    false => (saved.dtype(), param.shape.clone()),
+                };
+                tensors.push((name, TensorInfo { dtype, shape, data_offsets }));
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Models against Transformers (logits, loss and gradients of the same weights) and adapters against PEFT. The
-//! repository contains reference models of GPT-2, text classifiers, ConvNeXt and a vision transformer with adapters (`fixtures/parity`),
+//! repository contains reference models of GPT-2, text classifiers, ConvNeXt, ResNet and a vision transformer with adapters (`fixtures/parity`),
 //! and adapters of many kinds (`fixtures/peft`). Other models next to them are used if they exist.
 
 mod classifiers;
@@ -10,4 +10,5 @@ mod gpt2;
 mod lora;
 mod peft;
 mod reference;
+mod resnet;
 mod vit;

@@ -196,6 +196,7 @@ impl Layer for TorchLayer {
             trained: Some(param.trained),
             running: false,
             quantized: false,
+            state: None,
         };
         self.module.params.iter().map(declared).collect()
     }
@@ -235,6 +236,10 @@ impl Layer for TorchLayer {
         let gradients = Arc::new(Mutex::new(vec![None; params.len()]));
         let promoted = Promoted { params, device: device.clone(), tracked: track.to_vec(), gradients };
         Box::new(Self { module: Arc::clone(&self.module), promoted: Some(promoted) })
+    }
+
+    fn with_fixed_states(self: Box<Self>, _: &[bool]) -> Box<dyn Layer> {
+        self
     }
 
     fn with_objective(self: Box<Self>, objective: Arc<dyn Objective>) -> Box<dyn Layer> {

@@ -308,6 +308,7 @@ fn mixed() -> ParamBufferLayout {
         len,
         init: Init::Zeros,
         given: None,
+        state: None,
     };
     ParamBufferLayout {
         name: "mixed".to_owned(),

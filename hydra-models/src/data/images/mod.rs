@@ -18,5 +18,6 @@ mod source;
 pub use dataset::Images;
 pub use jpeg::JpegError;
 pub use memory::DecodeMemory;
+pub(crate) use preprocessor::preprocessed_side;
 pub use preprocessor::{PREPROCESSOR, Preprocessor};
 pub use source::ImageSource;

@@ -194,6 +194,25 @@ fn shorter_side(json: &Json, side: usize) -> Result<Option<usize>, ModelError> {
     Ok((side < WARPED_FROM).then(|| (side as f64 / share) as usize))
 }
 
+/// The side of the images that the preprocessor of a model directory returns, for a model whose `config.json` does not name it;
+/// `None` if there is no file or it has several sides.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(crate) fn preprocessed_side(directory: Option<&Path>) -> Result<Option<usize>, ModelError> {
+    let file = directory.map(|directory| directory.join(PREPROCESSOR));
+    let Some(file) = file.filter(|file| file.is_file()) else { return Ok(None) };
+    let Json { size, .. } = read_json(&file)?;
+    let sides = match &size {
+        Value::Object(sides) => match sides.get("shortest_edge").and_then(Value::as_u64) {
+            Some(side) => Some([side; 2]),
+            None => of_sides(sides),
+        },
+        other => other.as_u64().map(|side| [side; 2]),
+    };
+    Ok(sides.filter(|[height, width]| height == width).map(|[side, _]| side as usize))
+}
+
 /// Rejects a size other than the model's.
 fn check_size(size: &Value, side: usize) -> Result<(), ModelError> {
     let number = |value: &Value| value.as_u64();

@@ -5,6 +5,7 @@
 //! target, make the result NaN here.
 
 mod attention;
+mod batch_norm;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 mod cuda;
