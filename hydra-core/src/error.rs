@@ -67,6 +67,12 @@ pub enum CoreError {
         "chain `{chain}`: the shared parameter `{param}` is frozen in one layer and trained in another; freeze both layers or none"
     )]
     TiedFrozen { chain: String, param: String },
+    /// A tied parameter is a state of one layer, and not of another or with another rule.
+    #[error(
+        "chain `{chain}`: the shared parameter `{param}` is a state in one layer, and an optimized parameter or a state with another rule \
+         in another; declare it alike in both"
+    )]
+    TiedStates { chain: String, param: String },
     /// A metric whose name is not unique.
     #[error(
         "chain `{chain}` has a metric called `{metric}`; metric names must be unique, not empty and neither `loss` nor `perplexity`"

@@ -349,6 +349,9 @@ impl Layout<'_> {
         if layout.trained != found.trained {
             return Err(CoreError::TiedFrozen { chain: self.chain.to_owned(), param: layout.name.clone() });
         }
+        if layout.params[0].state != found.params[0].state {
+            return Err(CoreError::TiedStates { chain: self.chain.to_owned(), param: layout.name.clone() });
+        }
         layout.layers.extend(found.layers);
         Ok(buffer)
     }

@@ -110,6 +110,7 @@ impl<const D: usize> State<D> {
     }
 
     /// Returns `y`, whose backward pass returns `observed` as the observation of this microbatch. The loss has to depend on `y`.
+    /// A layer observes a state once in a pass: further observations of the pass would be added to the first.
     ///
     /// # Panics
     /// If the shape is not that of the state.
@@ -369,6 +370,20 @@ mod tests {
         };
         let refused = only().build().unwrap_err();
         assert!(matches!(refused, crate::CoreError::NothingToTrain { .. }), "{refused}");
+    }
+
+    #[test]
+    fn a_shared_state_has_one_rule() {
+        let shared: Param<Tensor<1>> = Initializer::Ones.init([3], &Device::flex());
+        let scale = |momentum| Scale {
+            magnitude: State::new(shared.clone(), StateRule::average(momentum)),
+            ..Scale::new()
+        };
+        let chain =
+            |momentum| Chain::builder("c").layer("a", scale(0.25)).layer("b", scale(momentum)).build();
+        assert_eq!(chain(0.25).unwrap().buffers().iter().filter(|buffer| buffer.is_state()).count(), 1);
+        let refused = chain(0.5).unwrap_err();
+        assert!(matches!(refused, crate::CoreError::TiedStates { .. }), "{refused}");
     }
 
     #[test]

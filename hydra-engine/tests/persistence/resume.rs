@@ -166,7 +166,9 @@ fn evaluations_in_rounds_begin_again_with_the_first_round() {
     assert!(metrics.len() == 4 && metrics.iter().all(|metric| metric.is_finite()), "{metrics:?}");
     let without = Settings::default().task(task(&spec()));
     assert_eq!(whole.losses, without.losses, "what is generated changes no bit of the training");
-    let cut = Settings { cuts: Some(vec![1, 3]), devices: 2, ..Settings::default() };
+    let several = Settings { cuts: Some(vec![1, 3]), devices: 2, ..Settings::default() };
+    assert_eq!(outcome(&several.task(generating(|| ()))), outcome(&whole));
+    let cut = Settings { cuts: Some(vec![2]), ..Settings::default() };
     let always = CheckpointEvery::Time(Duration::ZERO);
     let (report, copies) = kept_every(always, &cut, generating(|| ()), dir.path());
     assert_eq!(outcome(&report), outcome(&whole));

@@ -62,7 +62,7 @@ use hydra_core::{BufferParam, StateRule};
 
 /// Returns whether a parameter is the count of a batch normalization, which files have as an integer without dimensions.
 pub(crate) fn is_count(param: &BufferParam) -> bool {
-    param.state == Some(StateRule::SUM) && param.name.ends_with("num_batches_tracked")
+    param.state == Some(StateRule::SUM) && param.len == 1 && param.name.ends_with("num_batches_tracked")
 }
 
 /// The file's name, as in Transformers.
