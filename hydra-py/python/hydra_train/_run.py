@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hydra_train import _control, _generation, _native
+from hydra_train import _control, _generation, _native, _pretrained
 from hydra_train._errors import HydraError, TasksFailed
 
 if TYPE_CHECKING:
@@ -150,16 +150,21 @@ class Task:
         """The SHA-256 of the final weights; equal weights have equal hashes."""
         return self.report.get("weights_sha256")
 
-    def load(self) -> Any:
-        """Returns copies of the modules of a ``hydra_train.torch.Chain`` with the trained weights, as one ``torch.nn.Module``.
+    def load(self, **options: Any) -> Any:
+        """Returns the model with the trained weights as a ``torch.nn.Module``.
 
-        :raises HydraError: the run trains another kind of model, or the task has not written its model yet.
+        That is the model of Transformers, with PEFT's adapters on their base if the task trained adapters; ``options`` are
+        those of ``from_pretrained``. For a ``hydra_train.torch.Chain`` it is copies of the modules as one module, without options.
+
+        :raises HydraError: the task has not written its model yet, or a package is missing.
         """
         chain, directory = self._run._chain, self.model_dir
-        if chain is None:
-            raise HydraError("`load` returns modules of PyTorch, and the run trains another model: its files are in `model_dir`")
         if directory is None:
             raise HydraError(f"task `{self.name}` is {self.state} and has not written its model")
+        if chain is None:
+            return _pretrained.load(directory, options)
+        if options:
+            raise HydraError(f"modules of PyTorch are loaded without options, got {', '.join(options)}")
         return chain.load(directory)
 
     def __repr__(self) -> str:
