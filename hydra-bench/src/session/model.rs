@@ -228,7 +228,7 @@ impl Model {
             Some(lora) => self.model.adapted(&lora, adapter)?,
             None => self.model.chain()?,
         };
-        Ok(Arc::new(pairs::scoring(chain)?.with_float_type(self.dtype)))
+        Ok(Arc::new(pairs::scoring(chain)?.with_float_type(self.dtype).evaluated_only()))
     }
 
     /// Sets the strength and the margin of a preference loss of chains built from now on, if given.
@@ -262,9 +262,11 @@ impl Model {
         Ok(trained)
     }
 
-    /// Returns the model for evaluation, with the adapters of the settings.
+    /// Returns the model for evaluation, with the adapters of the settings. It is planned without a backward pass.
     pub(crate) fn evaluated(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
-        Ok(self.build(adapters, None, Form::of(None))?.0.chain)
+        let chain = self.build(adapters, None, Form::of(None))?.0.chain;
+        let chain = Arc::into_inner(chain).context("a chain that was just built has one owner")?;
+        Ok(Arc::new(chain.evaluated_only()))
     }
 
     /// Returns the model as it is stored, with a writer of it: with the adapters of the settings merged, or of these adapters
