@@ -265,14 +265,13 @@ fn submit(
         None => spec.controlled()?,
     };
     note_of_part(spec, &planned)?.as_deref().into_iter().for_each(tell);
-    let generating = &spec.training;
-    if !spec.devices.are_cpus() && (generating.sample_prompts.is_some() || generating.selects_by_texts()) {
+    let cache_bytes = share_of_host_memory(&spec.devices, &around.machine, CACHE_PART);
+    let mut maker = TaskMaker::new(models, spec, dir, (around.control.clone(), cache_bytes))?;
+    if maker.generates() && !spec.devices.are_cpus() {
         bail!(Usage::new(
             "texts are generated at evaluations on CPUs alone: omit --sample-prompts and metrics of texts, or pass --devices cpu"
         ));
     }
-    let cache_bytes = share_of_host_memory(&spec.devices, &around.machine, CACHE_PART);
-    let mut maker = TaskMaker::new(models, spec, dir, (around.control.clone(), cache_bytes))?;
     maker.notes_of_samples().into_iter().for_each(|note| tell(note));
     if dir.is_none() && maker.generates() {
         tell("note: the time to generate texts at evaluations is not included");

@@ -138,11 +138,6 @@ impl TrainingSettings {
         }
     }
 
-    /// Returns true if a metric of generated texts selects.
-    pub(crate) fn selects_by_texts(&self) -> bool {
-        self.metric.as_deref().is_some_and(|metric| TEXT_METRICS.contains(&metric))
-    }
-
     /// Refuses a grid without configurations, and settings that are invalid for one of them.
     pub(crate) fn check_grid(&self, grid: &[Configuration], seed: u64) -> Result<(), Usage> {
         if grid.is_empty() {

@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Chooses the next token of each sequence from the logits `[sequences, vocabulary]` of the last layer. The row of an item
-/// has two numbers for each of its sequences: the token and the logarithm of its probability. The loss is zero; it is NaN if a
-/// logit is not finite.
+/// has two numbers for each of its sequences: the token and the logarithm of its probability. The loss is
+/// zero, or NaN if a logit is not finite.
 pub struct NextToken(Arc<Sequences>);
 
 impl NextToken {
