@@ -172,17 +172,9 @@ impl ConvNextConfig {
             ("num_stages", self.num_stages, MOST_STAGES),
             ("id2label", self.labels.count(), MOST_CLASSES),
         ])?;
-        for (name, list, most) in
-            [("hidden_sizes", &self.hidden_sizes, WIDEST), ("depths", &self.depths, DEEPEST)]
-        {
-            if list.len() != self.num_stages {
-                let expected = format!("one for each of the {} stages (num_stages)", self.num_stages);
-                return Err(refuse(name, format!("a list of {}", list.len()), expected));
-            }
-            if let Some(size) = list.iter().find(|size| !(1..=most).contains(size)) {
-                return Err(refuse(name, format!("a list with {size}"), format!("numbers from 1 to {most}")));
-            }
-        }
+        let lists =
+            [("hidden_sizes", &*self.hidden_sizes, 1..=WIDEST), ("depths", &*self.depths, 1..=DEEPEST)];
+        supported::check_stages((self.num_stages, "num_stages"), lists)?;
         match self.side(self.num_stages - 1) {
             0 => {
                 let least = self.patch_size << (self.num_stages - 1);

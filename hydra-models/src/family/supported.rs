@@ -2,6 +2,7 @@
 
 use crate::ModelError;
 use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
 
 /// The error for a configuration value.
 pub(crate) fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
@@ -66,6 +67,24 @@ pub(crate) fn check_sizes(sizes: &[(&'static str, usize, usize)]) -> Result<(), 
         Some((name, size, most)) => Err(refuse(name, size, format!("at most {most}"))),
         None => Ok(()),
     }
+}
+
+/// Rejects lists that do not have a size within its bounds for each of the stages, whose number the key `number` gives.
+pub(crate) fn check_stages(
+    (stages, number): (usize, &str),
+    lists: [(&'static str, &[usize], RangeInclusive<usize>); 2],
+) -> Result<(), ModelError> {
+    for (name, list, bounds) in lists {
+        if list.len() != stages {
+            let expected = format!("one for each of the {stages} stages ({number})");
+            return Err(refuse(name, format!("a list of {}", list.len()), expected));
+        }
+        if let Some(size) = list.iter().find(|size| !bounds.contains(size)) {
+            let expected = format!("numbers from {} to {}", bounds.start(), bounds.end());
+            return Err(refuse(name, format!("a list with {size}"), expected));
+        }
+    }
+    Ok(())
 }
 
 /// Rejects dropout probabilities outside `[0, 1)`.

@@ -237,20 +237,10 @@ impl ResNetConfig {
                 format!("1 to {MOST_STAGES} stages"),
             ));
         }
-        if self.depths.len() != stages {
-            let expected = format!("one for each of the {stages} stages (hidden_sizes)");
-            return Err(refuse("depths", format!("a list of {}", self.depths.len()), expected));
-        }
         let least = if self.has_bottlenecks() { REDUCTION } else { 1 };
-        for (name, list, least, most) in
-            [("hidden_sizes", &self.hidden_sizes, least, WIDEST), ("depths", &self.depths, 1, DEEPEST)]
-        {
-            if let Some(size) = list.iter().find(|size| !(least..=most).contains(size)) {
-                let expected = format!("numbers from {least} to {most}");
-                return Err(refuse(name, format!("a list with {size}"), expected));
-            }
-        }
-        Ok(())
+        let lists =
+            [("hidden_sizes", &*self.hidden_sizes, least..=WIDEST), ("depths", &*self.depths, 1..=DEEPEST)];
+        supported::check_stages((stages, "hidden_sizes"), lists)
     }
 }
 
