@@ -1,6 +1,7 @@
 //! Sources and destinations of parameter values, buffer by buffer.
 
-use crate::{Chain, Encoding, FloatType, HostTensor, Init, Key};
+use crate::{BufferParam, Chain, Encoding, FloatType, HostTensor, Init, Key};
+use rayon::prelude::*;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -147,7 +148,8 @@ impl Chain {
 }
 
 /// The default source: the values that the modules held, and [`Init`](crate::Init) for lazy parameters, as a
-/// function of the task's seed.
+/// function of the task's seed. Values that are drawn for a frozen buffer whose devices compute in 16 bits are rounded to that
+/// type, in which the buffer is then stored ([`Encoding::Narrow`]).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SeededInit;
 
@@ -161,16 +163,36 @@ impl WeightSource for SeededInit {
                 None => param.init.fill(root.fold(slot as u64), out),
             }
         }
+        if chain.buffers()[buffer].encoding == Encoding::Narrow {
+            round(chain.buffers()[buffer].float, out);
+        }
         Ok(())
     }
 
     fn origin(&self, chain: &Chain, buffer: usize, seed: u64) -> Option<String> {
         let params = &chain.buffers()[buffer].params;
         let inits: Vec<Init> = params.iter().map(|param| param.init).collect();
-        // The origin of values that a module held is unknown.
-        let drawn = params.iter().all(|param| param.given.is_none());
-        drawn.then(|| format!("seed {seed}, drawn as image {buffer}: {inits:?}"))
+        is_drawn(params).then(|| format!("seed {seed}, drawn as image {buffer}: {inits:?}"))
     }
+
+    fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
+        let layout = &chain.buffers()[buffer];
+        if is_drawn(&layout.params) && !layout.trained { layout.float } else { FloatType::F32 }
+    }
+}
+
+/// Returns whether no module held values of these parameters, whose origin would be unknown.
+fn is_drawn(params: &[BufferParam]) -> bool {
+    params.iter().all(|param| param.given.is_none())
+}
+
+/// Rounds values to a 16-bit type.
+fn round(float: FloatType, values: &mut [f32]) {
+    values.par_chunks_mut(PART).for_each(|values| {
+        let mut bits = vec![0; values.len()];
+        float.narrow(values, &mut bits);
+        float.widen(&bits, values);
+    });
 }
 
 /// Reads the master weights of a chain one buffer at a time. Drop each buffer before reading the next: if

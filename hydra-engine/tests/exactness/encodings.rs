@@ -154,6 +154,34 @@ fn a_run_that_is_stopped_resumes_to_the_same_bits_with_either_encoding() {
 }
 
 #[test]
+fn drawn_values_of_a_frozen_buffer_are_rounded_to_its_type() {
+    let of = |trained: &[&str]| {
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
+        let builder = Chain::builder("drawn").layer("in", Dense { linear: linear(2, WIDTH) });
+        let chain = builder.layer("head", Classifier { linear: linear(WIDTH, 3) }).metrics(["accuracy"]).build();
+        let chain = chain.and_then(|chain| chain.training_only(trained)).expect("a chain");
+        Arc::new(chain.with_float_type(FloatType::Bf16))
+    };
+    let (chain, all) = (of(&["head"]), of(&["in", "head"]));
+    assert_eq!(chain.buffers()[0].encoding, Encoding::Narrow);
+    assert_eq!(chain.buffers()[1].encoding, Encoding::Masters);
+    assert!(all.buffers().iter().all(|buffer| buffer.encoding == Encoding::Masters), "what is trained");
+    let values = |chain: &Chain| {
+        let mut values = vec![0.0; chain.buffers()[0].elements];
+        SeededInit.fill(chain, 0, 3, &mut values).expect("values");
+        values
+    };
+    let (rounded, drawn) = (values(&chain), values(&all));
+    let near = |(rounded, drawn): (&f32, &f32)| (rounded - drawn).abs() <= drawn.abs() / 256.0;
+    assert!(rounded != drawn && rounded.iter().zip(&drawn).all(near));
+    let plain = plain::train(&chain, spirals().as_ref(), &spec(3)).expect("the plain loop").weights_sha256;
+    let cuts = Settings { cuts: Some(vec![1]), ..Settings::default() };
+    for settings in [Settings::default(), cuts] {
+        assert_eq!(hash(&settings.run(task("a", &chain, 3)), 0), plain);
+    }
+}
+
+#[test]
 fn a_source_that_states_the_wrong_type_fails_its_task() {
     let report = Settings::default().run(task("a", &chain(FloatType::F32, FloatType::Bf16), 1));
     let task = &report.tasks[0];

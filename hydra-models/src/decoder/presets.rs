@@ -9,10 +9,11 @@ const fn preset(name: &'static str, description: &'static str, json: &'static st
 }
 
 /// The presets, each with its `config.json`.
-pub(super) const PRESETS: [(Preset, &str); 4] = [
+pub(super) const PRESETS: [(Preset, &str); 5] = [
     preset("smollm2-135m", "SmolLM2, 135 million parameters", SMOLLM2),
     preset("qwen2.5-0.5b", "Qwen2.5, 494 million parameters", QWEN2),
-    preset("llama-3.2-1b", "Llama 3.2, 1.2 billion parameters", LLAMA3),
+    preset("llama-3.2-1b", "Llama 3.2, 1.2 billion parameters", LLAMA32),
+    preset("llama-3.1-8b", "Llama 3.1, 8.0 billion parameters", LLAMA31),
     preset("bytes-llama-tiny", "4 Llama blocks of width 64 over bytes", BYTES),
 ];
 
@@ -33,7 +34,19 @@ const QWEN2: &str = r#"{
     "bos_token_id": 151643, "eos_token_id": 151643
 }"#;
 
-const LLAMA3: &str = r#"{
+const LLAMA31: &str = r#"{
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "initializer_range": 0.02,
+    "rope_theta": 500000.0, "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192
+    },
+    "tie_word_embeddings": false, "hidden_act": "silu", "attention_bias": false, "attention_dropout": 0.0,
+    "mlp_bias": false, "bos_token_id": 128000, "eos_token_id": 128001
+}"#;
+
+const LLAMA32: &str = r#"{
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
     "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
     "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "initializer_range": 0.02,
@@ -89,6 +102,7 @@ mod tests {
                 134_515_008,
                 494_032_768,
                 1_235_814_400,
+                8_030_261_248,
                 // Table, blocks and norms.
                 256 * 64 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 176 + 2 * 64) + 64,
             ]

@@ -39,15 +39,19 @@ impl AdapterSource {
         Ok(())
     }
 
-    /// The source of the base, if it has all values of a buffer: an adapter's file can replace values of the base, and some
-    /// initializations subtract from them.
+    /// The source of the base, if it has all values of a buffer.
     fn unchanged_base(&self, chain: &Chain, buffer: usize) -> Option<&dyn ParamSource> {
+        self.base.as_deref().filter(|_| self.is_of_base(chain, buffer))
+    }
+
+    /// Returns whether all values of a buffer are those of the base: an adapter's file can replace values of the base, and some
+    /// initializations subtract from them.
+    fn is_of_base(&self, chain: &Chain, buffer: usize) -> bool {
         let changed = |param: &BufferParam| {
             let saved = self.adapter.as_ref().is_some_and(|adapter| adapter.has(&param.name));
             saved || is_adapter(&param.name) || self.plan.taken_from(&param.name).is_some()
         };
-        let base = self.base.as_deref()?;
-        (!chain.buffers()[buffer].params.iter().any(changed)).then_some(base)
+        !chain.buffers()[buffer].params.iter().any(changed)
     }
 
     /// Returns whether a parameter has no file and is drawn from the seed.
@@ -114,7 +118,11 @@ impl WeightSource for AdapterSource {
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {
-        self.unchanged_base(chain, buffer).map_or(FloatType::F32, |base| base.float_type(chain, buffer))
+        match &self.base {
+            _ if !self.is_of_base(chain, buffer) => FloatType::F32,
+            Some(base) => base.float_type(chain, buffer),
+            None => SeededInit.float_type(chain, buffer),
+        }
     }
 
     fn parts<'a>(&'a self, chain: &'a Chain, buffer: usize) -> Option<PartReader<'a>> {
