@@ -158,7 +158,8 @@ fn drawn_values_of_a_frozen_buffer_are_rounded_to_its_type() {
     let of = |trained: &[&str]| {
         let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
         let builder = Chain::builder("drawn").layer("in", Dense { linear: linear(2, WIDTH) });
-        let chain = builder.layer("head", Classifier { linear: linear(WIDTH, 3) }).metrics(["accuracy"]).build();
+        let chain =
+            builder.layer("head", Classifier { linear: linear(WIDTH, 3) }).metrics(["accuracy"]).build();
         let chain = chain.and_then(|chain| chain.training_only(trained)).expect("a chain");
         Arc::new(chain.with_float_type(FloatType::Bf16))
     };
