@@ -35,7 +35,7 @@ pub(crate) struct ExportArgs {
     /// Directory to write, which must not exist or be empty; with --format gguf the file to write, FILE.gguf
     #[arg(long, value_name = "DIR|FILE.gguf", help_heading = OUTPUT)]
     pub(crate) out: PathBuf,
-    /// Format: safetensors (a Hugging Face directory), or gguf (a file for llama.cpp, of a language model)
+    /// Format: safetensors (a Hugging Face directory), or gguf (a file for llama.cpp, of a language model or of its adapters)
     #[arg(long, value_enum, default_value = "safetensors", help_heading = OUTPUT)]
     pub(crate) format: Format,
     /// Type of the written weights; q8_0 only with --format gguf [default: that of the model's files; without --merge that of the
@@ -144,9 +144,6 @@ fn resolve(args: &mut ExportArgs) -> Result<AdapterSettings> {
     }
     if args.merge && args.adapter.is_none() {
         bail!(Usage::new("--merge merges adapters: pass --adapter DIR too"));
-    }
-    if args.format == Format::Gguf && args.adapter.is_some() && !args.merge {
-        bail!(Usage::new("--format gguf writes whole models: pass --merge to merge the adapters"));
     }
     let (merge, base) = (args.merge, args.base);
     Ok(AdapterSettings { merge, base, ..AdapterSettings::of(args.adapter.clone()) })

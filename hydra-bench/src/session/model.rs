@@ -280,8 +280,8 @@ impl Model {
         Ok(self.build(adapters, None, Form { save, shard_bytes })?.0)
     }
 
-    /// Returns the model as it is stored with a writer of a GGUF file of this name, with the adapters of the settings merged.
-    /// Matrices are written in the type `dtype`, by default that of the model's files. Prints notes on the model.
+    /// Returns the model as it is stored with a writer of a GGUF file of this name, with the adapters of the settings merged, or of
+    /// these adapters alone. Matrices are written in the type `dtype`, by default that of the files. Prints notes on the model.
     pub(crate) fn for_gguf(
         &self,
         adapters: &AdapterSettings,
@@ -289,7 +289,10 @@ impl Model {
         file: &str,
     ) -> Result<(Arc<Chain>, Arc<dyn ModelWriter>, GgufType)> {
         let failed = || format!("the model `{}` could not be built", self.name);
-        let dtype = dtype.map_or_else(|| SavedType::of_files(&self.model.files()).map(Into::into), Ok)?;
+        let adapter = adapters.adapter.as_ref().map(AdapterDir::open).transpose()?;
+        let alone = adapter.as_ref().filter(|_| !adapters.merge);
+        let files = alone.map_or_else(|| self.model.files(), |adapter| vec![adapter.file()]);
+        let dtype = dtype.map_or_else(|| SavedType::of_files(&files).map(Into::into), Ok)?;
         let tokenizer = self.reader.tokenizer();
         let writer = |model: &dyn family::Model| -> Result<Arc<dyn ModelWriter>> {
             // Models without a tokenizer read no texts, which their layout refuses.
@@ -298,11 +301,17 @@ impl Model {
             Ok(Arc::new(writer))
         };
         let model = self.model.as_ref();
-        let Some(adapter) = adapters.adapter.as_ref().map(AdapterDir::open).transpose()? else {
+        let Some(adapter) = adapter else {
             return Ok((Arc::new(model.chain().with_context(failed)?), writer(model)?, dtype));
         };
         tell_base(&adapter, adapters);
         let lora = Self::on_base(&adapter, adapters);
+        if !adapters.merge {
+            let directory = adapters.adapter.as_ref().map(Path::new);
+            let writer = GgufWriter::of_adapters(model, &lora, directory, dtype, file)?;
+            let chain = model.adapted(&lora, Some(adapter)).with_context(failed)?;
+            return Ok((Arc::new(chain), Arc::new(writer), dtype));
+        }
         let merged = MergedWriter::with(model, lora.clone(), writer)?;
         let chain = model.adapted(&lora, Some(adapter)).with_context(failed)?;
         Ok((Arc::new(chain), Arc::new(merged), dtype))

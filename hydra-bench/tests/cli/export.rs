@@ -301,6 +301,55 @@ fn a_gguf_file_has_the_model_in_the_layout_of_llama_cpp() {
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 3, "no part is left");
 }
 
+/// The values of a tensor of 32-bit floats in rows, and their length.
+fn rows(file: &Gguf, name: &str) -> (Vec<f32>, usize) {
+    let (shape, kind, bytes) = &file.tensors[name];
+    assert_eq!(*kind, 0, "{name}");
+    let values = bytes.chunks_exact(4).map(|value| f32::from_le_bytes(value.try_into().unwrap()));
+    (values.collect(), shape[0] as usize)
+}
+
+#[test]
+fn a_gguf_file_of_adapters_adds_what_a_merged_file_has() {
+    let (_, model, adapter, _) = &*TRAINED;
+    let root = TempDir::new().unwrap();
+    // Scales that differ: one alpha does not express them.
+    let scaled = root.path().join("scaled");
+    fs::create_dir(&scaled).unwrap();
+    fs::copy(adapter.join("adapter_model.safetensors"), scaled.join("adapter_model.safetensors")).unwrap();
+    let mut config = json(&adapter.join("adapter_config.json"));
+    config["alpha_pattern"] = serde_json::json!({"down_proj": 3});
+    fs::write(scaled.join("adapter_config.json"), config.to_string()).unwrap();
+    for (name, adapter) in [("plain", adapter), ("scaled", &scaled)] {
+        let written = |kind: &str, more: &[&str]| {
+            let out = root.path().join(format!("{name}-{kind}.gguf"));
+            let flags = ["--model", model.to_str().unwrap(), "--format", "gguf", "--dtype", "f32"];
+            export(&[&flags[..], more].concat(), &out);
+            Gguf::read(&out)
+        };
+        let with = ["--adapter", adapter.to_str().unwrap()];
+        let (base, own) = (written("base", &[]), written("own", &with));
+        let merged = written("merged", &[&with[..], &["--merge"]].concat());
+        let key = |key: &str| own.metadata[key].as_str();
+        assert_eq!((key("general.type"), key("general.architecture")), ("adapter", "llama"));
+        assert_eq!((key("adapter.type"), own.tensors.len()), ("lora", 2 * 2 * 4));
+        let alpha: f32 = key("adapter.lora.alpha").parse().unwrap();
+        for name in ["blk.0.attn_q.weight", "blk.3.ffn_down.weight"] {
+            let [(base, inputs), (merged, _)] = [&base, &merged].map(|file| rows(file, name));
+            let (a, from) = rows(&own, &format!("{name}.lora_a"));
+            let (b, rank) = rows(&own, &format!("{name}.lora_b"));
+            assert_eq!((from, rank, b.len() / rank), (inputs, 4, base.len() / inputs));
+            for (i, (base, merged)) in base.iter().zip(&merged).enumerate() {
+                let (row, column) = (i / inputs, i % inputs);
+                let product: f32 = (0..rank).map(|k| b[row * rank + k] * a[k * inputs + column]).sum();
+                let sum = base + alpha / rank as f32 * product;
+                assert!((sum - merged).abs() < 1e-6, "{name} {row} {column}: {sum} {merged}");
+            }
+            assert!(base != merged, "the adapters have an effect");
+        }
+    }
+}
+
 #[test]
 fn what_a_gguf_file_cannot_hold_is_refused_by_name() {
     let (_, model, adapter, _) = &*TRAINED;
@@ -317,7 +366,19 @@ fn what_a_gguf_file_cannot_hold_is_refused_by_name() {
     refused(&["--model", from], "a.gguf", 2, &["--format gguf"]);
     refused(&["--model", from, "--dtype", "q8_0"], "dir", 2, &["--dtype q8_0", "--format gguf"]);
     refused(&[&gguf[..], &["--max-shard-size", "1MB"]].concat(), "a.gguf", 2, &["--max-shard-size"]);
-    refused(&[&gguf[..], &["--adapter", adapter]].concat(), "a.gguf", 2, &["pass --merge"]);
+    let pissa = other.path().join("pissa");
+    fs::create_dir(&pissa).unwrap();
+    fs::copy(Path::new(adapter).join("adapter_model.safetensors"), pissa.join("adapter_model.safetensors"))
+        .unwrap();
+    let mut config = json(&Path::new(adapter).join("adapter_config.json"));
+    config["init_lora_weights"] = "pissa".into();
+    fs::write(pissa.join("adapter_config.json"), config.to_string()).unwrap();
+    refused(
+        &[&gguf[..], &["--adapter", pissa.to_str().unwrap()]].concat(),
+        "a.gguf",
+        1,
+        &["PiSSA", "pass --merge"],
+    );
     let copy = |name: &str, keys: Value| {
         let to = other.path().join(name);
         fs::create_dir(&to).unwrap();

@@ -25,6 +25,9 @@ pub enum GgufError {
         "`{name}` is {found}, and llama.cpp computes the model only with {expected}: use --format safetensors"
     )]
     Setting { name: &'static str, found: String, expected: &'static str },
+    /// Adapters with other values than factors of matrices.
+    #[error("a GGUF file of adapters cannot hold {found}: pass --merge to write the whole model")]
+    Adapters { found: String },
     /// A model without a tokenizer that can be written.
     #[error(
         "`{directory}` has no tokenizer that a GGUF file can hold: {found}; expected a byte-level BPE `tokenizer.json` (or \

@@ -1,9 +1,11 @@
 //! Writes GGUF files.
 
+use super::adapter::{AdapterParam, Adapters};
 use super::layout::{GgufLayout, Transform};
 use super::quantize::Encoder;
 use super::{GgufError, GgufType, tokens};
 use crate::family::Model;
+use crate::lora::Lora;
 use crate::tokenizer::Tokenizer;
 use crate::weights::{Failure, read_param};
 use hydra_core::{BufferParam, Chain, ModelWriter, ParamBufferReader, WeightError, replace_file};
@@ -73,13 +75,16 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
     out.extend(text.as_bytes());
 }
 
-/// Writes a language model as a GGUF file of this name in a directory. The file is renamed into place when it is complete.
+/// Writes a language model, or adapters of one, as a GGUF file of this name in a directory. The file is renamed into place when it
+/// is complete.
 #[derive(Clone, Debug)]
 pub struct GgufWriter {
     layout: GgufLayout,
     metadata: Vec<(String, Value)>,
     dtype: GgufType,
     file: String,
+    /// Whose factors are written, if it is not the model.
+    adapters: Option<Adapters>,
 }
 
 impl GgufWriter {
@@ -95,20 +100,32 @@ impl GgufWriter {
     ) -> Result<Self, GgufError> {
         let layout = model.gguf()?;
         let directory = model.directory();
-        let name = directory.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-        let text = |key: &str, text: &str| (key.to_owned(), Value::Text(text.to_owned()));
-        let mut metadata = vec![
-            text("general.architecture", layout.architecture),
-            text("general.type", "model"),
-            text("general.name", name.as_deref().unwrap_or("model")),
-            ("general.file_type".to_owned(), Value::Count(dtype.file_number())),
-            ("general.quantization_version".to_owned(), Value::Count(QUANTIZATION)),
-        ];
+        let mut metadata = general(&layout, "model", directory, dtype);
         let prefixed =
             |(key, value): &(&str, Value)| (format!("{}.{key}", layout.architecture), value.clone());
         metadata.extend(layout.settings.iter().map(prefixed));
         metadata.extend(tokens::metadata(tokenizer, directory, &layout)?);
-        Ok(Self { layout, metadata, dtype, file: file.into() })
+        Ok(Self { layout, metadata, dtype, file: file.into(), adapters: None })
+    }
+
+    /// A writer of adapters of `model`, those of the directory or of a task with these settings, which llama.cpp reads beside
+    /// the model's file.
+    ///
+    /// # Errors
+    /// A model that the format cannot hold, or adapters that replace values of the model.
+    pub fn of_adapters(
+        model: &dyn Model,
+        lora: &Lora,
+        directory: Option<&Path>,
+        dtype: GgufType,
+        file: impl Into<String>,
+    ) -> Result<Self, GgufError> {
+        let mut layout = model.gguf()?;
+        layout.computed.clear();
+        let adapters = Adapters::new(model.plan(lora)?)?;
+        let mut metadata = general(&layout, "adapter", directory, dtype);
+        metadata.extend(adapters.metadata());
+        Ok(Self { layout, metadata, dtype, file: file.into(), adapters: Some(adapters) })
     }
 
     /// What llama.cpp computes in another way, each as a sentence without an end.
@@ -116,14 +133,28 @@ impl GgufWriter {
         &self.layout.notes
     }
 
+    /// What the file has of a parameter; `None` if adapters are written and it is not one of theirs.
+    fn place(&self, param: &BufferParam) -> io::Result<Option<Place>> {
+        let unknown = || io::Error::other(format!("llama.cpp has no tensor for `{}`", param.name));
+        match &self.adapters {
+            Some(adapters) => match AdapterParam::of(&param.name) {
+                Some(of) => adapters.place(&of, &self.layout).ok_or_else(unknown).map(Some),
+                None => Ok(None),
+            },
+            None => {
+                let theirs = (self.layout.transformers)(&param.name);
+                let name = self.layout.name(&theirs).ok_or_else(unknown)?;
+                Ok(Some(Place { name, transform: self.layout.transform(&theirs), factor: 1.0 }))
+            }
+        }
+    }
+
     /// The tensors of a chain, in its order. Consecutive parameters of one name are slices of one tensor.
     fn tensors<'a>(&self, chain: &'a Chain) -> io::Result<Vec<Tensor<'a>>> {
         let mut tensors: Vec<Tensor<'_>> = Vec::new();
         for (buffer, layout) in chain.buffers().iter().enumerate() {
             for param in &layout.params {
-                let theirs = (self.layout.transformers)(&param.name);
-                let unknown = || io::Error::other(format!("llama.cpp has no tensor for `{theirs}`"));
-                let name = self.layout.name(&theirs).ok_or_else(unknown)?;
+                let Some(Place { name, transform, factor }) = self.place(param)? else { continue };
                 let piece = Piece { buffer, elements: layout.elements, param };
                 match tensors.last_mut().filter(|last| last.name == name) {
                     Some(last) => {
@@ -131,7 +162,8 @@ impl GgufWriter {
                         last.pieces.push(piece);
                     }
                     None => tensors.push(Tensor {
-                        transform: self.layout.transform(&theirs),
+                        transform,
+                        factor,
                         name,
                         shape: param.shape.clone(),
                         kind: GgufType::F32,
@@ -207,6 +239,24 @@ impl GgufWriter {
     }
 }
 
+/// The metadata that every file has.
+fn general(
+    layout: &GgufLayout,
+    kind: &str,
+    directory: Option<&Path>,
+    dtype: GgufType,
+) -> Vec<(String, Value)> {
+    let name = directory.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    let text = |key: &str, text: &str| (key.to_owned(), Value::Text(text.to_owned()));
+    vec![
+        text("general.architecture", layout.architecture),
+        text("general.type", kind),
+        text("general.name", name.as_deref().unwrap_or(kind)),
+        ("general.file_type".to_owned(), Value::Count(dtype.file_number())),
+        ("general.quantization_version".to_owned(), Value::Count(QUANTIZATION)),
+    ]
+}
+
 /// Writes zeros after a tensor of this many bytes.
 fn pad(bytes: usize, out: &mut impl Write) -> io::Result<()> {
     out.write_all(&[0; ALIGNMENT][..bytes.next_multiple_of(ALIGNMENT) - bytes])
@@ -221,6 +271,15 @@ impl ModelWriter for GgufWriter {
     }
 }
 
+/// What a file has of a parameter.
+pub(super) struct Place {
+    /// The tensor's name.
+    pub name: String,
+    pub transform: Transform,
+    /// What the values are multiplied by.
+    pub factor: f32,
+}
+
 /// A tensor of the file.
 struct Tensor<'a> {
     name: String,
@@ -228,6 +287,7 @@ struct Tensor<'a> {
     shape: Vec<usize>,
     kind: GgufType,
     transform: Transform,
+    factor: f32,
     pieces: Vec<Piece<'a>>,
 }
 
@@ -242,8 +302,12 @@ impl Tensor<'_> {
     fn write(&self, buffers: &dyn ParamBufferReader, out: &mut impl Write) -> Result<(), Failure> {
         let mut encoder = Encoder::new(self.kind, out);
         let each = |take: &mut dyn FnMut(&[f32]) -> Result<(), Failure>| {
+            let mut scaled = |values: &[f32]| match self.factor {
+                1.0 => take(values),
+                factor => take(&values.iter().map(|value| value * factor).collect::<Vec<f32>>()),
+            };
             self.pieces.iter().try_for_each(|Piece { buffer, elements, param }| {
-                read_param(buffers, (*buffer, *elements), param, 0..param.len, &mut *take)
+                read_param(buffers, (*buffer, *elements), param, 0..param.len, &mut scaled)
             })
         };
         if self.transform == Transform::Keep {

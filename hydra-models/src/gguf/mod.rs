@@ -1,9 +1,10 @@
-//! Writes language models as GGUF files, which llama.cpp and programs that build on it read.
+//! Writes language models and their adapters as GGUF files, which llama.cpp and programs that build on it read.
 //!
 //! A file holds the model's settings, its tokenizer with the chat template, and its tensors under llama.cpp's names and in
 //! its layout. Tensors are written one after the other; at most one of them is in memory, and of those that keep their
 //! layout only a part.
 
+mod adapter;
 mod error;
 mod file;
 mod layout;

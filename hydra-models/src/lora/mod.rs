@@ -28,7 +28,7 @@ pub(crate) use attach::{
     Adaptable, AdaptableMap, Adaptation, Layers as AdaptedLayers, adapted_chain, adapter_elements,
     is_quantized, plan_of, transformer,
 };
-pub(crate) use plan::unties;
+pub(crate) use plan::{RankAndScale, unties};
 pub(crate) use source::AdapterSource;
 
 /// The file with the configuration.

@@ -145,6 +145,28 @@ impl Plan {
         self.adapters.get(map).copied()
     }
 
+    /// The adapters of all modules.
+    pub(crate) fn adapters(&self) -> impl Iterator<Item = RankAndScale> {
+        self.adapters.values().copied()
+    }
+
+    /// What changes the model besides products of two matrices that are added to its own, if anything does.
+    pub(crate) fn besides_adapters(&self) -> Option<String> {
+        if let Some(param) = self.trained.first() {
+            return Some(format!("`{param}`, which is trained in full"));
+        }
+        if let Some(table) = self.rows.keys().next() {
+            return Some(format!("single rows of `{table}`"));
+        }
+        if self.lora.lora_bias {
+            return Some("the bias of an adapter (`lora_bias`)".to_owned());
+        }
+        let takes = self.adapters.keys().any(|map| self.taken_from(&format!("{map}.weight")).is_some());
+        takes.then(|| {
+            "adapters whose initial values are subtracted from the weights (PiSSA, OLoRA)".to_owned()
+        })
+    }
+
     /// The adapter whose initial values are subtracted from the weight of this name in the chain.
     pub(super) fn taken_from(&self, param: &str) -> Option<RankAndScale> {
         let takes = matches!(self.lora.init, LoraInit::Pissa | LoraInit::Olora);
