@@ -229,7 +229,7 @@ impl InitialWeights {
         }
         let is_saved = reader.is_some();
         let params = match reader {
-            Some(reader) => reader.params(&chain.buffers()[buffer])?,
+            Some(reader) => self.as_drawn(buffer, reader.params(&chain.buffers()[buffer])?)?,
             None => match self.ahead_of_time.take(&task.name, buffer) {
                 Some(drawn) => drawn,
                 None => initial_buffer(chain, buffer, task.spec.seed)?,
@@ -244,6 +244,25 @@ impl InitialWeights {
         }
         let hashes = is_hashed.then(|| param_hashes(chain, buffer, &params));
         Ok((Initial::Wide(params), hashes))
+    }
+
+    /// The saved values of a buffer. Earlier versions drew frozen weights of 16-bit chains in `f32` and computed with the rounded
+    /// ones: where saved values are not of the type, those that are drawn now replace them, if rounding makes them equal.
+    fn as_drawn(&self, buffer: usize, saved: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+        let (chain, seed) = (self.info.chain(), self.info.task.spec.seed);
+        let ParamBufferLayout { float, encoding, .. } = chain.buffers()[buffer];
+        if encoding != Encoding::Narrow {
+            return Ok(saved);
+        }
+        let mut rounded = vec![0.0; saved.len()];
+        let mut bits = vec![0; saved.len()];
+        float.narrow(&saved, &mut bits);
+        float.widen(&bits, &mut rounded);
+        if rounded == saved {
+            return Ok(saved);
+        }
+        let drawn = initial_buffer(chain, buffer, seed)?;
+        Ok(if rounded == drawn { drawn } else { saved })
     }
 
     /// Reads a buffer that is read in place for the first time. A checkpoint must have the same values.

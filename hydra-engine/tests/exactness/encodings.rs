@@ -5,7 +5,8 @@ use crate::common::{Settings, StopAfter, adamw, spirals};
 use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use hydra_core::{
-    ByteSize, Chain, Encoding, FloatType, Length, SeededInit, TrainSpec, WeightError, WeightSource,
+    ByteSize, Chain, ChainBuilder, Encoding, FloatType, Length, SeededInit, TrainSpec, WeightError,
+    WeightSource,
 };
 use hydra_engine::{
     Checkpoint, CheckpointEvery, Orchestrator, RunReport, StopFlag, TaskState, TrainTask, plain,
@@ -26,7 +27,10 @@ struct Rounded {
 impl WeightSource for Rounded {
     fn fill(&self, chain: &Chain, buffer: usize, _: u64, out: &mut [f32]) -> Result<(), WeightError> {
         SeededInit.fill(chain, buffer, 77, out)?;
-        if self.values != FloatType::F32 {
+        if self.values == FloatType::F32 {
+            // No 16-bit type has them.
+            out.iter_mut().for_each(|x| *x *= 1.000_1);
+        } else {
             let mut bits = vec![0; out.len()];
             self.values.narrow(out, &mut bits);
             self.values.widen(&bits, out);
@@ -180,6 +184,45 @@ fn drawn_values_of_a_frozen_buffer_are_rounded_to_its_type() {
     for settings in [Settings::default(), cuts] {
         assert_eq!(hash(&settings.run(task("a", &chain, 3)), 0), plain);
     }
+}
+
+/// Values as an earlier version drew them for frozen buffers: in `f32`.
+struct Unrounded;
+
+impl WeightSource for Unrounded {
+    fn fill(&self, chain: &Chain, buffer: usize, seed: u64, out: &mut [f32]) -> Result<(), WeightError> {
+        SeededInit.fill(chain, buffer, seed, out)
+    }
+}
+
+#[test]
+fn a_checkpoint_with_values_that_were_not_rounded_resumes_to_the_same_bits() {
+    let of = |builder: ChainBuilder| {
+        let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
+        let builder = builder.layer("in", Dense { linear: linear(2, WIDTH) });
+        let chain =
+            builder.layer("head", Classifier { linear: linear(WIDTH, 3) }).metrics(["accuracy"]).build();
+        let chain = chain.and_then(|chain| chain.training_only(&["head"])).expect("a chain");
+        Arc::new(chain.with_float_type(FloatType::Bf16))
+    };
+    let (before, after) = (of(Chain::builder("c").weights(Unrounded)), of(Chain::builder("c")));
+    assert_eq!(before.buffers()[0].encoding, Encoding::Masters);
+    let dir = TempDir::new().expect("a directory");
+    let file = dir.path().join("checkpoint.safetensors");
+    let stop = StopFlag::new();
+    let run = Settings::default().orchestrator().checkpoint_every(CheckpointEvery::Minibatches(1));
+    let mut run = run.stop_flag(stop.clone()).observer(Box::new(StopAfter(stop, 2)));
+    run.submit(task("a", &before, 3).checkpoint_to(file.clone())).expect("a task");
+    assert_eq!(run.run().expect("a run").tasks[0].state, TaskState::Stopped);
+    let resumed = || {
+        let mut run = Settings::default().orchestrator();
+        run.submit(task("a", &after, 3).resume_from(Checkpoint::open(&file).expect("a checkpoint")))?;
+        run.run()
+    };
+    let report = resumed().expect("a run");
+    assert!(report.tasks[0].checkpoints.resumed_at.is_some_and(|step| step > 0));
+    let plain = plain::train(&after, spirals().as_ref(), &spec(3)).expect("the plain loop").weights_sha256;
+    assert_eq!(hash(&report, 0), plain);
 }
 
 #[test]
