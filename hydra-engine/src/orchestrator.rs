@@ -307,31 +307,47 @@ impl Orchestrator {
     }
 
     /// Evaluates a chain on a dataset with the devices and options of this run. Submitted tasks are not run.
-    pub fn evaluate(mut self, task: EvaluationTask) -> Result<Evaluation, EngineError> {
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run), and that of an evaluation that failed or was stopped.
+    pub fn evaluate(self, task: EvaluationTask) -> Result<Evaluation, EngineError> {
+        Ok(self.evaluate_and_report(task)?.0)
+    }
+
+    /// Like [`evaluate`](Self::evaluate), with the report of the run, which has the time and the bytes that it took.
+    ///
+    /// # Errors
+    /// Those of `evaluate`.
+    pub fn evaluate_and_report(
+        mut self,
+        task: EvaluationTask,
+    ) -> Result<(Evaluation, RunReport), EngineError> {
         let EvaluationTask { chain, data, batch, seed } = task;
         self.tasks.clear();
         self.submit(evaluation("evaluate", chain, data, (batch, seed)))?;
-        let task = self.run()?.tasks.into_iter().next().ok_or(EngineError::NoTask)?;
-        match task.test {
-            Some(result) => Ok(result),
-            None => Err(unfinished(task)),
+        let mut report = self.run()?;
+        let task = report.tasks.first_mut().ok_or(EngineError::NoTask)?;
+        match task.test.take() {
+            Some(result) => Ok((result, report)),
+            None => Err(unfinished(report.tasks.swap_remove(0))),
         }
     }
 
     /// Evaluates chains in rounds, until none has another round. What each shard promotes serves all items of a round. The
-    /// results are those that the data receives. Submitted tasks are not run.
+    /// results are those that the data receives; the report is that of the run. Submitted tasks are not run.
     ///
     /// # Errors
     /// Those of [`run`](Self::run), and that of the first task that failed or was stopped.
-    pub fn evaluate_in_rounds(mut self, tasks: Vec<RoundsTask>) -> Result<(), EngineError> {
+    pub fn evaluate_in_rounds(mut self, tasks: Vec<RoundsTask>) -> Result<RunReport, EngineError> {
         self.tasks.clear();
         for RoundsTask { name, chain, data, seed } in tasks {
             let task = evaluation(&name, chain.clone(), data.clone(), (1, seed));
             self.submit(TrainTask { test: None, ..task.rounds(chain, data) })?;
         }
-        match self.run()?.tasks.into_iter().find(|task| task.test.is_none()) {
-            Some(task) => Err(unfinished(task)),
-            None => Ok(()),
+        let mut report = self.run()?;
+        match report.tasks.iter().position(|task| task.test.is_none()) {
+            Some(task) => Err(unfinished(report.tasks.swap_remove(task))),
+            None => Ok(report),
         }
     }
 }

@@ -616,9 +616,10 @@ pub(crate) fn generate(
     let registrar = around.registrar(devices, "hydra generate");
     let orchestrator = orchestrator.stop_flag(stop).observer(Box::new(Both(registrar, quiet.progress())));
     let done = orchestrator.evaluate_in_rounds(tasks);
-    let failure = match done {
-        Ok(()) | Err(EngineError::Stopped) => None,
-        Err(error) => Some(explained(error)),
+    let (promoted, failure) = match done {
+        Ok(report) => (Some(ByteSize(report.transfers.parameter_bytes)), None),
+        Err(EngineError::Stopped) => (None, None),
+        Err(error) => (None, Some(explained(error))),
     };
     let mut made = Vec::new();
     for (adapters, data) in adapters.iter().zip(data) {
@@ -637,7 +638,7 @@ pub(crate) fn generate(
             });
         }
     }
-    meter.end(made.first().and_then(|made: &Continued| made.text.as_deref()));
+    meter.end(made.first().and_then(|made: &Continued| made.text.as_deref()), promoted);
     Ok((made, failure))
 }
 
@@ -740,19 +741,25 @@ impl Meter {
         }
     }
 
-    /// Ends the display, with what is not printed yet of the only text.
-    fn end(&self, text: Option<&str>) {
+    /// Ends the display, with what is not printed yet of the only text, and the bytes of parameters that devices received if all
+    /// texts were generated.
+    fn end(&self, text: Option<&str>, promoted: Option<ByteSize>) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Shown::Text, Some(text)) = (&self.shown, text) {
             println!("{}", text.get(state.printed..).unwrap_or_default());
         }
         state.bar.iter().for_each(ProgressBar::finish_and_clear);
-        if let Shown::Bar(_) = self.shown {
+        let promoted = promoted.filter(|bytes| bytes.bytes() > 0);
+        let promoted = promoted.map(|bytes| format!("; {bytes} of parameters were promoted"));
+        // In a pipe, what is over soon is silent.
+        let is_told = state.told > Duration::ZERO || promoted.is_some();
+        if matches!(self.shown, Shown::Bar(_)) || matches!(self.shown, Shown::Lines) && is_told {
             let s = self.begun.elapsed().as_secs_f64();
             let rate = state.tokens as f64 / s.max(1e-9);
             tell(&format!(
-                "generated {} tokens in {s:.1} s, {rate:.1} per second",
-                thousands(state.tokens as f64)
+                "generated {} tokens in {s:.2} s, {rate:.1} per second{}",
+                thousands(state.tokens as f64),
+                promoted.unwrap_or_default()
             ));
         }
     }

@@ -8,8 +8,8 @@ use crate::run_dir::{Inputs, REFERENCE, RunSpec, could_not};
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Interrupted, Show, Usage, tell};
 use anyhow::{Context, Result, ensure};
-use hydra_core::{Chain, Dataset, FirstItems, replace_file};
-use hydra_engine::{DeviceKind, EngineError, EvaluationTask, Orchestrator, StopFlag};
+use hydra_core::{ByteSize, Chain, Dataset, FirstItems, replace_file};
+use hydra_engine::{DeviceKind, EngineError, EvaluationTask, Orchestrator, RunReport, StopFlag};
 use hydra_models::data::WithReference;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -146,16 +146,21 @@ impl Reference {
             self.name
         ));
         let on = spec.devices.with_disk_in(dir);
-        let score = |split: &Option<Arc<WithReference>>| -> Result<Vec<f64>> {
+        let (mut seconds, mut bytes) = (0.0, 0);
+        let mut score = |split: &Option<Arc<WithReference>>| -> Result<Vec<f64>> {
             let Some(split) = split else { return Ok(Vec::new()) };
             let orchestrator =
                 orchestrator(&on, spec.model.dtype, self.seed, around)?.stop_flag(stop.clone());
             let data = self.scored(spec, split);
-            let log_probs = log_probs(orchestrator, &self.chain, data, self.batch, self.seed)?;
+            let (log_probs, report) = log_probs(orchestrator, &self.chain, data, self.batch, self.seed)?;
+            seconds += report.makespan_s;
+            bytes += report.transfers.parameter_bytes;
             Ok(log_probs.into_iter().map(f64::from).collect())
         };
         let [train, validation, test] = &self.splits;
-        Ok(Scores { train: score(train)?, validation: score(validation)?, test: score(test)? })
+        let scores = Scores { train: score(train)?, validation: score(validation)?, test: score(test)? };
+        tell(&format!("scored in {seconds:.1} s, for which {} of parameters were promoted", ByteSize(bytes)));
+        Ok(scores)
     }
 }
 
@@ -179,21 +184,21 @@ impl Scores {
     }
 }
 
-/// The log-probabilities of both answers of each pair by this chain of a [reference](Model::reference).
+/// The log-probabilities of both answers of each pair by this chain of a [reference](Model::reference), and what it took.
 fn log_probs(
     orchestrator: Orchestrator,
     chain: &Arc<Chain>,
     data: Arc<dyn Dataset>,
     batch: usize,
     seed: u64,
-) -> Result<Vec<f32>> {
+) -> Result<(Vec<f32>, RunReport)> {
     let chain = Arc::clone(chain);
-    let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed });
-    let result = result.map_err(|error| match error {
+    let result = orchestrator.evaluate_and_report(EvaluationTask { chain, data, batch, seed });
+    let (result, report) = result.map_err(|error| match error {
         EngineError::Stopped => anyhow::Error::from(Interrupted),
         error => anyhow::Error::from(error).context("the answers could not be scored by the reference model"),
     })?;
-    Ok(result.rows)
+    Ok((result.rows, report))
 }
 
 /// Scores pairs with the model without its adapters, which is the reference of adapters.
@@ -207,7 +212,7 @@ pub(crate) fn score_with_base(
 ) -> Result<()> {
     let chain = model.base_reference(adapters)?;
     let scores = log_probs(orchestrator, &chain, Arc::clone(pairs) as Arc<dyn Dataset>, batch, seed)?;
-    ensure!(pairs.set(scores), "the evaluation has other rows than two for each pair");
+    ensure!(pairs.set(scores.0), "the evaluation has other rows than two for each pair");
     Ok(())
 }
 

@@ -159,6 +159,7 @@ fn one_reference_is_scored_for_all_tasks_and_found_again() {
         1,
         "{said}"
     );
+    assert_eq!(said.matches("scored in ").count(), 1, "{said}");
     assert!(ranked.contains("validation reward_accuracy") && ranked.contains("beta"), "{ranked}");
     assert!(!said.contains("do not compare"), "{said}");
     let tasks = json(&out.join("report.json"))["tasks"].clone();
