@@ -76,6 +76,44 @@ def test_losses_are_those_of_a_loop_of_pytorch() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def right(outputs: Any, batch: Any) -> Any:
+    return (outputs.argmax(-1) == batch["y"].reshape(-1)).sum()
+
+
+def distance(outputs: Any, batch: Any) -> Any:
+    return (outputs.softmax(-1)[:, 1] - batch["y"].reshape(-1)).abs().sum()
+
+
+def test_metrics_are_sums_over_targets() -> None:
+    def of(**settings: Any) -> Any:
+        chain = perceptron(metrics={"accuracy": right, "distance": (distance, "min")})
+        data = {"train": rows(), "validation": rows(11, seed=2), "test": rows(7, seed=3)}
+        chosen = PLAIN | {"lr": [0.1, 0.001], "eval_every": 2, "metric": "accuracy"} | settings
+        run = hydra.select(model=chain, data=data, **chosen).wait()
+        return run, chain
+
+    run, chain = of()
+    for task in run.tasks.values():
+        with torch.no_grad():
+            outputs = chain.load(task.model_dir).eval()(torch.stack([row["x"] for row in rows(11, seed=2)]))
+        batch = {"y": torch.stack([row["y"] for row in rows(11, seed=2)])}
+        found = task.report["validation"]["metrics"]
+        assert found["accuracy"] == right(outputs, batch).item() / 11
+        assert found["distance"] == pytest.approx(distance(outputs, batch).item() / 11, rel=1e-5)
+    accuracy, closest = ([task.report["validation"]["metrics"][name] for task in run.tasks.values()] for name in ("accuracy", "distance"))
+    assert run.best.report["validation"]["metrics"]["accuracy"] == max(accuracy) and len(set(closest)) == 2
+    by_distance, _ = of(metric="distance")
+    distances = [task.report["validation"]["metrics"]["distance"] for task in by_distance.tasks.values()]
+    assert by_distance.best.report["validation"]["metrics"]["distance"] == min(distances) < max(distances)
+    other, _ = of(cuts=[1, 3], devices="cpu:2x1")
+    found = [{name: task.report["validation"]["metrics"] for name, task in each.tasks.items()} for each in (run, other)]
+    assert found[0] == found[1]
+    with pytest.raises(hydra.UsageError, match="metric `share` must be a function"):
+        perceptron(metrics={"share": 0.5})
+    with pytest.raises(hydra.HydraError, match="the metric `rows` returned"):
+        trained(perceptron(metrics={"rows": lambda outputs, _: outputs}), {"train": rows(), "validation": rows()})
+
+
 @pytest.mark.parametrize("middle", [nn.ReLU, lambda: nn.Dropout(0.3), Noise], ids=["relu", "dropout", "noise"])
 def test_bits_do_not_depend_on_cuts_devices_or_memory(middle: Callable[[], Any]) -> None:
     def hashes(**settings: Any) -> list[Any]:
@@ -436,22 +474,28 @@ def tokens(items: int = 16, length: int = 32) -> list[dict[str, Any]]:
     return found
 
 
+CLASSIFIERS = ("Bert", "LlamaClassifier")
+
+
 def transformers_model(name: str) -> Any:
     transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
     small: dict[str, Any] = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
     small |= {"num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}
-    if name in ("Llama", "Gemma2"):
+    if name in ("Llama", "Gemma2", "Mixtral", "LlamaClassifier"):
         small |= {"num_key_value_heads": 2, "head_dim": 32}
+    if name == "Mixtral":
+        small |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128}
     if name == "Gemma2":
         small |= {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
     torch.manual_seed(7)
     if name == "GPT2":
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=128, n_layer=4, n_head=4))
-    kind = "ForSequenceClassification" if name == "Bert" else "ForCausalLM"
-    return getattr(transformers, name + kind)(getattr(transformers, f"{name}Config")(**small))
+    kind = "ForSequenceClassification" if name in CLASSIFIERS else "ForCausalLM"
+    family = name.removesuffix("Classifier")
+    return getattr(transformers, family + kind)(getattr(transformers, f"{family}Config")(**small))
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2"])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral"])
 def test_a_grid_of_a_language_model_spills_to_the_bits_of_one_device(name: str) -> None:
     from hydra_train.torch import chain
 
@@ -468,7 +512,7 @@ def test_a_grid_of_a_language_model_spills_to_the_bits_of_one_device(name: str) 
     assert all(task.report["shards"] > 1 for task in spilled.values())
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Bert"])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral", *CLASSIFIERS])
 def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
     from hydra_train.torch import chain
 
@@ -478,7 +522,7 @@ def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
             module.p = 0.0
     for attention in model.modules():
         attention.dropout_prob = 0.0
-    if name == "Bert":
+    if name in CLASSIFIERS:
         data = [row | {"labels": row["labels"][:1] % 2} for row in data]
     task = trained(chain(model), data, lr=0.01, steps=4, weight_decay=0)
     loaded, whole = task.load(), transformers_model(name).eval()
@@ -498,6 +542,23 @@ def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5, msg=at)
 
 
+def test_metrics_of_a_cut_model_read_its_outputs() -> None:
+    from hydra_train.torch import chain
+
+    def accuracy(outputs: Any, batch: Any) -> Any:
+        return (outputs.logits.argmax(-1) == batch["labels"].reshape(-1)).sum()
+
+    data = [row | {"labels": row["labels"][:1] % 2} for row in tokens()]
+    splits = {"train": data, "validation": data[:6]}
+    for name in CLASSIFIERS:
+        model = chain(transformers_model(name), metrics={"accuracy": accuracy})
+        task = trained(model, splits, lr=0.01, steps=2, metric="accuracy", cuts=[2])
+        batch = torch.utils.data.default_collate(data[:6])
+        with torch.no_grad():
+            outputs = task.load().eval()(**batch)
+        assert task.report["validation"]["metrics"] == {"accuracy": accuracy(outputs, batch).item() / 6}
+
+
 def test_a_model_that_is_cut_wrongly_is_refused() -> None:
     from hydra_train.torch import chain
 
@@ -508,11 +569,6 @@ def test_a_model_that_is_cut_wrongly_is_refused() -> None:
         chain(model, inputs=["input_ids"])
     with pytest.raises(hydra.UsageError, match="passes no `position_ids` on"):
         chain(model, inputs=["input_ids", "position_ids", "labels"])
-    transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
-    classifier = transformers.LlamaForSequenceClassification(model.config)
-    with pytest.raises(hydra.UsageError, match="cannot be cut"):
-        # Its head looks for the last token in the ids, which only the first part has.
-        chain(classifier)
     scaled = type("Scaled", (type(model.model),), {"forward": lambda self, *a, **k: _doubled(super(type(self), self).forward(*a, **k))})
     model.model.__class__ = scaled
     with pytest.raises(hydra.UsageError, match="cannot be cut: the loss of its parts is"):

@@ -4,7 +4,7 @@ use super::data::TorchData;
 use super::described;
 use super::layer::TorchLayer;
 use hydra_bench::embedded::OwnModel;
-use hydra_core::{Chain, ModelWriter, WeightError, WeightSource};
+use hydra_core::{Chain, Metric, ModelWriter, WeightError, WeightSource};
 use hydra_models::ModelError;
 use hydra_models::data::Content;
 use hydra_models::family::{Adapting, Model, Reads};
@@ -38,6 +38,7 @@ struct TorchModel {
     name: String,
     layers: Vec<TorchLayer>,
     language_model: bool,
+    metrics: Vec<Metric>,
     /// The dropout of a setting, which modules do not have.
     dropout: Option<f64>,
 }
@@ -49,7 +50,9 @@ impl TorchModel {
         let layers = layers.map(|layer| TorchLayer::new(layer?, &mut ids)).collect::<PyResult<_>>()?;
         let name = python.getattr("model")?.extract()?;
         let language_model = python.getattr("language_model")?.extract()?;
-        Ok(Self { name, layers, language_model, dropout: None })
+        let metrics: Vec<(String, bool)> = python.getattr("metrics")?.extract()?;
+        let metrics = metrics.into_iter().map(|(name, higher_is_better)| Metric { name, higher_is_better });
+        Ok(Self { name, layers, language_model, metrics: metrics.collect(), dropout: None })
     }
 }
 
@@ -77,7 +80,7 @@ impl Model for TorchModel {
             return Err(refused("dropout", dropout));
         }
         // The name identifies the modules and their initial values.
-        let builder = Chain::builder("torch").description(&self.name);
+        let builder = Chain::builder("torch").description(&self.name).metrics(self.metrics.clone());
         let builder = if self.language_model { builder.language_model() } else { builder };
         let add = |builder: hydra_core::ChainBuilder, layer: &TorchLayer| {
             builder.boxed(layer.name(), Box::new(layer.clone()))

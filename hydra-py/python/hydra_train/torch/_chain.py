@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 from hydra_train._errors import HydraError, UsageError
 from hydra_train.torch._data import Data, shown, splits_of
-from hydra_train.torch._layer import Layer, Loss
+from hydra_train.torch._layer import End, Layer, Loss, Sum
 from hydra_train.torch._memory import bytes_of, name_of
 
 #: Hexadecimal digits of a hash in names.
@@ -34,6 +34,9 @@ class Chain:
         All items have the same shapes.
     :param loss_targets: returns the number of targets of a batch that ``loss`` averages over; the number of items by default.
         Parts of a minibatch are weighted by it.
+    :param metrics: figures of evaluations besides the loss, by name. A function returns the sum over the targets of a batch, such as the
+        number of right answers; the metric is the sum over all batches, divided by the number of targets. The larger value is
+        better, or the smaller one of ``(function, "min")``. ``metric="NAME"`` of a run selects by one.
     :param threads: the threads inside a kernel of PyTorch on one device. Bits may depend on it, so it belongs to the model.
     :param language_model: the loss is the cross-entropy of predicted tokens, so that evaluations report the perplexity.
     :param name: a name for run directories and messages.
@@ -48,6 +51,7 @@ class Chain:
         loss: Loss | None = None,
         collate: Callable[[list[Any]], Mapping[str, torch.Tensor]] = default_collate,
         loss_targets: Callable[[Mapping[str, torch.Tensor]], int] | None = None,
+        metrics: Mapping[str, Sum | tuple[Sum, str]] | None = None,
         threads: int = 1,
         language_model: bool = False,
         name: str = "chain",
@@ -57,6 +61,14 @@ class Chain:
         self.modules = dict(named)
         self.inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         self.loss, self.collate, self.loss_targets = loss, collate, loss_targets
+        self.metrics: dict[str, tuple[Sum, str]] = {}
+        for metric, each in (metrics or {}).items():
+            sum_of, best = each if isinstance(each, tuple) and len(each) == 2 else (each, "max")
+            if not callable(sum_of) or best not in ("min", "max"):
+                raise UsageError(
+                    f"the metric `{metric}` must be a function, or one with \"min\" or \"max\", got {each!r}", keyword="model"
+                )
+            self.metrics[metric] = (sum_of, best)
         self.threads, self.language_model, self.name, self.whole = threads, language_model, name, whole
         self._check()
 
@@ -96,8 +108,10 @@ class Chain:
             for at, tensor in tensors:
                 digest.update(at.encode())
                 digest.update(bytes_of(tensor))
-        functions = [name_of(each) for each in (self.loss, self.collate, self.loss_targets) if each is not None]
+        own = [self.loss, self.collate, self.loss_targets, *(each for each, _ in self.metrics.values())]
+        functions = [name_of(each) for each in own if each is not None]
         settings = [list(self.inputs), functions, self.threads, self.language_model, torch.__version__]
+        settings += [[name, best] for name, (_, best) in self.metrics.items()]
         digest.update(json.dumps(settings).encode())
         return digest.hexdigest()[:DIGITS]
 
@@ -138,6 +152,7 @@ class Bound:
     def __init__(self, chain: Chain, data: Any) -> None:
         self.chain = chain
         self.language_model = chain.language_model
+        self.metrics = [(name, best == "max") for name, (_, best) in chain.metrics.items()]
         splits = splits_of(data)
         self.model = f"torch:{chain.name}-{chain._identity()}"
         self.train, self.validation, self.test = (
@@ -155,8 +170,9 @@ class Bound:
         digest = hashlib.sha256(" ".join(f"{each.name} {each.digest}" for each in read).encode()).hexdigest()
         self.data = f"torch:data-{digest[:DIGITS]}"
         last, keys = len(chain.modules) - 1, [key for key, *_ in read[0].schema]
+        end = End(keys, chain.loss, {name: sum_of for name, (sum_of, _) in chain.metrics.items()})
         self.layers = [
-            Layer(name, module, chain.threads, *((chain.loss, keys, True) if at == last else (None, [], False)))
+            Layer(name, module, chain.threads, end if at == last else None)
             for at, (name, module) in enumerate(chain.modules.items())
         ]
 

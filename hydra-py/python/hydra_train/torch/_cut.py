@@ -23,7 +23,8 @@ def chain(
 
     :param model: a model with a head and a loss, of a class that is built like those of Llama, Gemma, GPT-2 or BERT.
     :param inputs: the arguments of the model that a batch has; `labels` must be one.
-    :param settings: other settings of ``Chain``.
+    :param settings: other settings of ``Chain``. Functions of ``loss`` and ``metrics`` get the model's outputs, such as
+        ``outputs.logits``; the loss is the model's own by default.
     """
     inner = getattr(model, "base_model", model)
     family = next((each for each in _FAMILIES if each.fits(inner)), None)
@@ -35,7 +36,9 @@ def chain(
         )
     if "labels" not in inputs or inputs[0] != "input_ids":
         raise UsageError(f"`inputs` begins with input_ids and has labels, found {', '.join(inputs)}", keyword="model")
-    after = [key for key in inputs if key in ("attention_mask", "labels")]
+    # The heads of classifiers on decoders look for the last token that is no padding.
+    by_ids = type(model).__name__.endswith("ForSequenceClassification") and family.last != "pooler"
+    after = [key for key in inputs if key in ("attention_mask", "labels") or (by_ids and key == "input_ids")]
     blocks = inner.get_submodule(family.blocks)
     cut = [_Part(family.part(inner, [], inner.config, True), inputs, after, True)]
     for at, block in enumerate(blocks):
@@ -44,11 +47,12 @@ def chain(
         config.__dict__.update({"layer_types": [kinds[at]]} if kinds else {})
         cut.append(_Part(family.part(inner, [block], config, False), ["inputs_embeds", *after], after, True))
     name = next(name for name, each in model.named_children() if each is inner)
-    head = _shallow(model, {name: family.part(inner, [], inner.config, False, ends=True)})
+    ends = family.part(inner, [], inner.config, False, ends=True)
+    head = _shallow(model, {name: _WithoutIds(ends) if by_ids else ends})
     cut.append(_Part(head, ["inputs_embeds", *after], [], False))
     names = ["embed", *(f"block{at}" for at in range(len(blocks))), "head"]
     causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": model}
+    defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": model, "loss": _own_loss}
     defaults["loss_targets"] = _predicted_tokens if causal else _labelled
     _check_cut(model, cut, inputs, causal)
     return Chain(dict(zip(names, cut)), inputs=inputs, **(defaults | settings))
@@ -79,6 +83,17 @@ class _Family:
         part = _shallow(inner, changed)
         part.config = config
         return part
+
+
+class _WithoutIds(torch.nn.Module):
+    """The model below a head, which computes from the hidden states where the head has the ids too."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, _: Any = None, **arguments: Any) -> Any:
+        return self.inner(**{key: value for key, value in arguments.items() if key != "input_ids"})
 
 
 class _Given(torch.nn.Module):
@@ -112,8 +127,9 @@ class _Part(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         given = dict(zip(self.takes, tensors))
         if not self.is_inner:
-            return self.model(**given, use_cache=False).loss
-        arguments = {key: value for key, value in given.items() if key != "labels"}
+            return self.model(**given, use_cache=False)
+        others = {"labels", "input_ids"} if "inputs_embeds" in given else {"labels"}
+        arguments = {key: value for key, value in given.items() if key not in others}
         hidden = self.model(**arguments, use_cache=False).last_hidden_state
         return (hidden, *(given[key] for key in self.passes))
 
@@ -154,6 +170,7 @@ def _check_cut(model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: S
             found: Any = [tensors[key] for key in inputs]
             for part in cut:
                 found = part(*found)
+            found = found.loss
     except Exception as error:
         raise UsageError(f"`{name_of(type(model))}` cannot be cut: {type(error).__name__}: {error}", keyword="model") from error
     finally:
@@ -163,6 +180,11 @@ def _check_cut(model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: S
         raise UsageError(
             f"`{name_of(type(model))}` cannot be cut: the loss of its parts is {found}, and its own {expected}", keyword="model"
         )
+
+
+def _own_loss(outputs: Any, _: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    loss: torch.Tensor = outputs.loss
+    return loss
 
 
 def _predicted_tokens(batch: Mapping[str, torch.Tensor]) -> int:

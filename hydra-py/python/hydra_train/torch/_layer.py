@@ -16,16 +16,15 @@ from hydra_train.torch._guard import Guard, addresses, changes_buffers
 from hydra_train.torch._memory import TYPES, memory_of, optional_memory, tensor_of, type_names
 
 Loss = Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]
+#: Returns the sum of a figure over the targets of a batch.
+Sum = Callable[[Any, Mapping[str, torch.Tensor]], "torch.Tensor | float"]
 
 
 class Layer:
     """A module as Rust calls it: a forward or a backward each, from any thread."""
 
-    def __init__(
-        self, name: str, module: torch.nn.Module, threads: int, loss: Loss | None, keys: list[str], gives_loss: bool
-    ) -> None:
-        self.name, self.module, self.threads = name, module, threads
-        self.loss, self.keys, self.gives_loss = loss, keys, gives_loss
+    def __init__(self, name: str, module: torch.nn.Module, threads: int, ends: End | None) -> None:
+        self.name, self.module, self.threads, self.ends = name, module, threads, ends
         self.versions = {at: each._version for at, each in module.named_parameters()}
         # Copies without parameters: calls on several threads do not share one, because a call sets its parameters.
         placeholders: dict[int, Any] = {id(buffer): buffer for buffer in module.buffers()}
@@ -64,7 +63,7 @@ class Layer:
         """
         self._set_threads()
         tensors, arguments = [tensor_of(each) for each in parameters], [tensor_of(each) for each in inputs]
-        batch = dict(zip(self.keys, map(tensor_of, targets)))
+        batch = {} if self.ends is None else dict(zip(self.ends.keys, map(tensor_of, targets)))
         for tensor, trained in zip(tensors, self.trained):
             tensor.requires_grad_(training and trained)
         for tensor in arguments:
@@ -76,11 +75,11 @@ class Layer:
             guard = Guard(self.name, seed, fixed, measured)
             with torch.set_grad_enabled(training), guard:
                 outputs = functional_call(module, dict(zip(self.versions, tensors)), tuple(arguments))
-                if self.loss is not None:
-                    outputs = self.loss(outputs, batch)
+                if self.ends is not None:
+                    outputs = self.ends.figures(self.name, outputs, batch, training)
             if any(module.get_buffer(at) is not buffer for at, buffer in buffers.items()):
                 raise changes_buffers(self.name)
-        found = [self._loss_of(outputs)] if self.gives_loss else outputs_of(self.name, outputs)
+        found = outputs_of(self.name, outputs)
         del outputs
         memory = [memory_of(each.detach()) for each in found]
         if not training:
@@ -94,18 +93,36 @@ class Layer:
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
 
-    def _loss_of(self, outputs: Any) -> torch.Tensor:
-        what = "the loss" if self.loss is not None else f"the last module `{self.name}`"
-        if isinstance(outputs, (tuple, list)) and len(outputs) == 1:
-            outputs = outputs[0]
-        if not isinstance(outputs, torch.Tensor):
-            raise TypeError(f"{what} returned a {type(outputs).__name__}, expected a tensor with one number")
-        if outputs.numel() != 1 or outputs.dtype != torch.float32:
-            raise TypeError(
-                f"{what} returned a tensor of {outputs.dtype} and shape {list(outputs.shape)}, expected one number of float32: "
-                "the mean loss of the batch"
-            )
-        return outputs.reshape(1)
+
+class End:
+    """What follows the last module of a chain: the loss, and in evaluations the metrics."""
+
+    def __init__(self, keys: list[str], loss: Loss | None, metrics: Mapping[str, Sum]) -> None:
+        self.keys, self.loss, self.metrics = keys, loss, metrics
+
+    def figures(self, name: str, outputs: Any, batch: Mapping[str, torch.Tensor], training: bool) -> list[torch.Tensor]:
+        """Returns the loss of the outputs of the module `name`, and in an evaluation the sums of the metrics."""
+        loss = outputs if self.loss is None else self.loss(outputs, batch)
+        what = f"the last module `{name}`" if self.loss is None else "the loss"
+        found = [one_number(what, loss, "the mean loss of the batch")]
+        if training:
+            return found
+        for metric, sum_of in self.metrics.items():
+            figure = torch.as_tensor(sum_of(outputs, batch)).to(torch.float32)
+            found.append(one_number(f"the metric `{metric}`", figure, "the sum over the targets of the batch"))
+        return found
+
+
+def one_number(what: str, found: Any, meaning: str) -> torch.Tensor:
+    if isinstance(found, (tuple, list)) and len(found) == 1:
+        found = found[0]
+    if not isinstance(found, torch.Tensor):
+        raise TypeError(f"{what} returned a {type(found).__name__}, expected a tensor with one number")
+    if found.numel() != 1 or found.dtype != torch.float32:
+        raise TypeError(
+            f"{what} returned a tensor of {found.dtype} and shape {list(found.shape)}, expected one number of float32: {meaning}"
+        )
+    return found.reshape(1)
 
 
 class Borrowed:
