@@ -1,13 +1,17 @@
 //! `hydra serve`: the dashboard of runs in any state.
 
+use super::generate::{self, GenerateArgs};
+use crate::control::Control;
 use crate::dashboard::{Server, ShownRuns};
 use crate::session::Environment;
 use crate::settings::address;
-use crate::terminal::{Outcome, tell};
-use anyhow::Result;
-use clap::Args;
+use crate::terminal::{Outcome, Show, quietly, tell};
+use anyhow::{Context as _, Result};
+use clap::{Args, Parser};
+use serde_json::Value;
+use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// `hydra serve`.
 #[derive(Debug, Args)]
@@ -24,7 +28,8 @@ pub(crate) struct ServeArgs {
 
 /// Serves until the program is interrupted.
 pub(crate) fn run(args: &ServeArgs, around: &Environment) -> Result<Outcome> {
-    let server = Server::start(args.listen, ShownRuns::new(args.dirs.clone())?)?;
+    let texts = Box::new(text_of);
+    let server = Server::start(args.listen, ShownRuns::new(args.dirs.clone())?, Some(texts))?;
     around.print(&format!("{}\n", server.url()))?;
     server.warning().iter().for_each(|warning| tell(warning));
     tell(
@@ -32,4 +37,31 @@ pub(crate) fn run(args: &ServeArgs, around: &Environment) -> Result<Outcome> {
     );
     server.wait();
     Ok(Outcome::Done)
+}
+
+/// `hydra generate` as a program of its own.
+#[derive(Debug, Parser)]
+struct Generating {
+    #[command(flatten)]
+    args: GenerateArgs,
+}
+
+/// Continues a prompt with the model in a directory, as `hydra generate` does.
+fn text_of(model: &Path, prompt: &Value, most: u64) -> Result<Value> {
+    let prompts = tempfile::Builder::new().suffix(".jsonl").tempfile()?;
+    fs::write(prompts.path(), format!("{prompt}\n"))?;
+    let (model, prompts, most) = (model.as_os_str(), prompts.path().as_os_str(), most.to_string());
+    let line = ["generate", "--json", "--model"].map(AsRef::as_ref).into_iter();
+    let line = line.chain([model, "--prompts".as_ref(), prompts, "--max-new-tokens".as_ref(), most.as_ref()]);
+    let Generating { args } = Generating::try_parse_from(line)?;
+    let control = Control::new(None);
+    let around = Environment::look(Show::Nothing).inside(control.clone());
+    quietly(|| generate::run(args, &around))?;
+    let output = control.state().output.clone();
+    output
+        .lines()
+        .next()
+        .map(serde_json::from_str)
+        .context("the model generated no text")?
+        .map_err(Into::into)
 }

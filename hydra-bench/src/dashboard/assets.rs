@@ -6,7 +6,7 @@ pub(super) type Asset = (&'static str, &'static str, &'static str);
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
-pub(super) const ASSETS: [Asset; 14] = [
+pub(super) const ASSETS: [Asset; 15] = [
     ("/", "text/html; charset=utf-8", include_str!("assets/index.html")),
     ("/dashboard.css", STYLE, include_str!("assets/dashboard.css")),
     ("/dashboard.js", SCRIPT, include_str!("assets/dashboard.js")),
@@ -14,6 +14,7 @@ pub(super) const ASSETS: [Asset; 14] = [
     ("/format.js", SCRIPT, include_str!("assets/format.js")),
     ("/curves.js", SCRIPT, include_str!("assets/curves.js")),
     ("/samples.js", SCRIPT, include_str!("assets/samples.js")),
+    ("/ask.js", SCRIPT, include_str!("assets/ask.js")),
     ("/settings.js", SCRIPT, include_str!("assets/settings.js")),
     ("/parallel.js", SCRIPT, include_str!("assets/parallel.js")),
     ("/tasks.js", SCRIPT, include_str!("assets/tasks.js")),

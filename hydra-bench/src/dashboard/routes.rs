@@ -8,6 +8,7 @@ use super::runs::{Runs, state};
 use super::{snapshot, socket};
 use crate::run_dir::{PAGE, TRACE, last_spans};
 use crate::terminal::render;
+use anyhow::Context as _;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path as InPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, Uri, header};
@@ -17,15 +18,18 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 /// The maximum size of a request body in bytes, and the time limit to receive it.
 const LONGEST: usize = 1 << 16;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The maximum number of commands that wait for the reply of a run.
 const PENDING_COMMANDS: usize = 16;
+/// The maximum number of prompts that wait for a model.
+const PENDING_PROMPTS: usize = 8;
 
 /// The content security policy of the dashboard: it loads from this server only, and cannot be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
@@ -33,18 +37,31 @@ base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// The policy of HTML reports: they contain inline scripts, so they run in a sandbox.
 const REPORT_POLICY: &str = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:";
 
+/// Continues a prompt with the model in a directory. The prompt is a row as `hydra generate --prompts` reads it, with `prompt` or
+/// `messages`; the second number is the maximum of new tokens.
+pub(crate) type Generate = Box<dyn Fn(&Path, &Value, u64) -> anyhow::Result<Value> + Send + Sync>;
+
+/// The maximum number of new tokens of a request that does not state one, and of any request.
+const NEW_TOKENS: [u64; 2] = [64, 1024];
+
 /// The state that all requests share.
 pub(super) struct Site {
     pub(super) runs: Runs,
     pub(super) token: Token,
     pending: Semaphore,
+    generate: Option<Generate>,
+    prompts: Arc<Semaphore>,
+    /// One model generates at a time, so that the memory of one is enough.
+    generating: Arc<Mutex<()>>,
 }
 
 type Shared = State<Arc<Site>>;
 
 impl Site {
-    pub(super) fn new(runs: Runs, token: Token) -> Self {
-        Self { runs, token, pending: Semaphore::new(PENDING_COMMANDS) }
+    pub(super) fn new(runs: Runs, token: Token, generate: Option<Generate>) -> Self {
+        let (pending, prompts) =
+            (Semaphore::new(PENDING_COMMANDS), Arc::new(Semaphore::new(PENDING_PROMPTS)));
+        Self { runs, token, pending, generate, prompts, generating: Arc::default() }
     }
 }
 
@@ -56,7 +73,8 @@ pub(super) fn router(site: Arc<Site>, connections: Connections) -> Router {
         .route("/api/runs/{run}/events", get(follow))
         .route("/api/runs/{run}/timeline", get(devices))
         .route("/api/runs/{run}/report", get(report))
-        .route("/api/runs/{run}/control", post(control));
+        .route("/api/runs/{run}/control", post(control))
+        .route("/api/runs/{run}/generate", post(generate));
     for (path, kind, text) in ASSETS {
         router = router.route(path, get(move || async move { ([(header::CONTENT_TYPE, kind)], text) }));
     }
@@ -113,7 +131,9 @@ async fn whole(State(site): Shared, InPath(run): InPath<String>) -> Result<Respo
     Ok(reading(move || {
         let run = site.runs.follower(&dir);
         let mut run = run.lock().unwrap_or_else(PoisonError::into_inner);
-        snapshot::whole(&mut run, &dir)
+        let mut whole = snapshot::whole(&mut run, &dir)?;
+        whole["generates"] = json!(site.generate.is_some());
+        Ok(whole)
     })
     .await)
 }
@@ -156,15 +176,79 @@ fn start_offset(uri: &Uri, headers: &HeaderMap) -> u64 {
     last.or(asked).and_then(|from| from.parse().ok()).unwrap_or(0)
 }
 
+/// The refusal of a request without the token.
+fn unauthorized(site: &Site, headers: &HeaderMap) -> Option<Response> {
+    let why = "a command needs the token: open the address that was printed when the server started";
+    (!site.token.is_in(headers)).then(|| problem(StatusCode::FORBIDDEN, why))
+}
+
+/// Continues a prompt with the model of a task that has ended: `task`, `prompt` or `messages`, and `max_new_tokens`.
+async fn generate(
+    State(site): Shared,
+    InPath(run): InPath<String>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Response> {
+    if let Some(refused) = unauthorized(&site, &headers) {
+        return Err(refused);
+    }
+    if site.generate.is_none() {
+        let why =
+            "the dashboard of a run in progress generates no texts: open the run with `hydra serve DIR`";
+        return Err(problem(StatusCode::SERVICE_UNAVAILABLE, why));
+    }
+    let dir = site.runs.dir(&run).ok_or_else(|| not_found(&run))?;
+    let bad = |why: String| problem(StatusCode::BAD_REQUEST, &why);
+    let (task, prompt, most) = asked(&read(body).await?).map_err(bad)?;
+    let run = site.runs.follower(&dir);
+    let model = tokio::task::spawn_blocking(move || {
+        let mut run = run.lock().unwrap_or_else(PoisonError::into_inner);
+        snapshot::model(&mut run, &dir, &task)
+    });
+    let missing = |why: &str| problem(StatusCode::NOT_FOUND, why);
+    let model = model.await.map_err(|_| missing("reading the run failed"))?;
+    let model = model.map_err(|error| missing(&error.to_string()))?;
+    let busy = |_| problem(StatusCode::SERVICE_UNAVAILABLE, "too many prompts wait: try again");
+    let pending = Arc::clone(&site.prompts).try_acquire_owned().map_err(busy)?;
+    let one = Arc::clone(&site.generating).lock_owned().await;
+    Ok(reading(move || {
+        // A browser that no longer waits does not let the next model in.
+        let _held = (pending, one);
+        let generate = site.generate.as_ref().context("the server generates no texts")?;
+        generate(&model, &prompt, most)
+    })
+    .await)
+}
+
+/// The task, the prompt's row and the maximum number of new tokens of a request, or why it is invalid.
+fn asked(body: &[u8]) -> Result<(String, Value, u64), String> {
+    let request: Value =
+        serde_json::from_slice(body).map_err(|error| format!("the request is not JSON: {error}"))?;
+    let task = request["task"].as_str().ok_or("the request has no `task`")?;
+    let (prompt, messages) = (&request["prompt"], &request["messages"]);
+    let prompt = match (prompt.is_string(), messages.is_array()) {
+        (true, false) => json!({ "prompt": prompt }),
+        (false, true) => json!({ "messages": messages }),
+        _ => return Err("the request must have `prompt`, a text, or `messages`, a list".to_owned()),
+    };
+    let [default, largest] = NEW_TOKENS;
+    match &request["max_new_tokens"] {
+        Value::Null => Ok((task.to_owned(), prompt, default)),
+        given => match given.as_u64().filter(|most| (1..=largest).contains(most)) {
+            Some(most) => Ok((task.to_owned(), prompt, most)),
+            None => Err(format!("`max_new_tokens` must be from 1 to {largest}, got {given}")),
+        },
+    }
+}
+
 async fn control(
     State(site): Shared,
     InPath(run): InPath<String>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Response> {
-    if !site.token.is_in(&headers) {
-        let why = "a command needs the token: open the address that was printed when the server started";
-        return Err(problem(StatusCode::FORBIDDEN, why));
+    if let Some(refused) = unauthorized(&site, &headers) {
+        return Err(refused);
     }
     let dir = site.runs.dir(&run).ok_or_else(|| not_found(&run))?;
     let refused = |status| move |why: String| problem(status, &why);
@@ -181,5 +265,29 @@ async fn read(body: Body) -> Result<axum::body::Bytes, Response> {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(_)) => Err(problem(StatusCode::PAYLOAD_TOO_LARGE, "a request body may have at most 64 KiB")),
         Err(_) => Err(problem(StatusCode::REQUEST_TIMEOUT, "the request was not complete after 10 seconds")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_for_a_text_names_a_task_and_a_prompt() {
+        let asked = |text: &str| asked(text.as_bytes());
+        let row = |found: (String, Value, u64)| (found.0, found.1.to_string(), found.2);
+        let plain = asked(r#"{"task": "a", "prompt": "x", "max_new_tokens": 5}"#).map(row).unwrap();
+        assert_eq!(plain, ("a".to_owned(), r#"{"prompt":"x"}"#.to_owned(), 5));
+        let chat = asked(r#"{"task": "a", "messages": [{"role": "user", "content": "x"}]}"#).unwrap();
+        assert!(chat.1["messages"][0]["role"] == "user" && chat.2 == 64);
+        for (wrong, part) in [
+            ("{", "not JSON"),
+            (r#"{"prompt": "x"}"#, "no `task`"),
+            (r#"{"task": "a", "prompt": 3}"#, "`prompt`, a text"),
+            (r#"{"task": "a", "prompt": "x", "max_new_tokens": 0}"#, "from 1 to 1024, got 0"),
+        ] {
+            let why = asked(wrong).unwrap_err();
+            assert!(why.contains(part), "{why}");
+        }
     }
 }

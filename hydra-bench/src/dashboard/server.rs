@@ -2,7 +2,7 @@
 
 use super::connections::{Connection, Connections};
 use super::guard::Token;
-use super::routes::{Site, router};
+use super::routes::{Generate, Site, router};
 use super::runs::{Runs, ShownRuns};
 use anyhow::{Context, Result};
 use axum::{Extension, Router};
@@ -35,8 +35,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts to listen on an address and to show these runs.
-    pub(crate) fn start(address: SocketAddr, shown: ShownRuns) -> Result<Self> {
+    /// Starts to listen on an address and to show these runs, whose models continue prompts by `generate`, if it is given.
+    pub(crate) fn start(address: SocketAddr, shown: ShownRuns, generate: Option<Generate>) -> Result<Self> {
         let listening = || format!("the dashboard cannot listen on {address}: give another address");
         let listener = TcpListener::bind(address).with_context(listening)?;
         listener.set_nonblocking(true).with_context(listening)?;
@@ -45,7 +45,7 @@ impl Server {
         let token = key.text().to_owned();
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(READERS).build();
         let runtime = runtime.context("cannot start the thread of the dashboard")?;
-        let site = Arc::new(Site::new(Runs::new(shown), key));
+        let site = Arc::new(Site::new(Runs::new(shown), key, generate));
         let (end, ended) = oneshot::channel();
         let thread = std::thread::Builder::new().name("dashboard".to_owned());
         let thread = thread.spawn(move || serve(&runtime, listener, site, ended));

@@ -5,10 +5,10 @@ use super::runs::state;
 use super::socket;
 use crate::plots::memory::Moment;
 use crate::run_dir::journal::Entry;
-use crate::run_dir::{Follower, PAGE, add_commands, ranked, search_progress};
-use anyhow::Result;
+use crate::run_dir::{Follower, MODELS, PAGE, add_commands, ranked, search_progress};
+use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The maximum number of memory samples that are sent.
 const MOMENTS: usize = 2000;
@@ -48,6 +48,23 @@ pub(super) fn standings(run: &Follower, dir: &Path) -> Result<Value> {
         "seeds": seeds,
         "controllable": state == "running" && socket::path(dir).exists(), "report": dir.join(PAGE).is_file(),
     }))
+}
+
+/// Returns the directory of the model that a task has written.
+///
+/// # Errors
+/// A task that the run does not have, or whose model is not there.
+pub(super) fn model(run: &mut Follower, dir: &Path, task: &str) -> Result<PathBuf> {
+    run.follow(|_| {})?;
+    let standings = standings(run, dir)?;
+    let mut tasks = standings["tasks"].as_array().into_iter().flatten();
+    let found =
+        tasks.find(|found| found["name"] == task).with_context(|| format!("no task is called `{task}`"))?;
+    let written = found["model_dir"].as_str().map(Path::new);
+    // A run directory that was moved or copied has its models still.
+    let model = written.and_then(Path::file_name).map(|name| dir.join(MODELS).join(name));
+    let model = model.filter(|model| model.is_dir());
+    model.with_context(|| format!("task `{task}` has no model: it has not ended, or its model was removed"))
 }
 
 /// Returns the names and budgets of the tiers, and samples of reserved bytes. Samples that are merged keep the maximum.

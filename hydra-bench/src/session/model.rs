@@ -304,7 +304,6 @@ impl Model {
         let Some(adapter) = adapter else {
             return Ok((Arc::new(model.chain().with_context(failed)?), writer(model)?, dtype));
         };
-        tell_base(&adapter, adapters);
         let lora = Self::on_base(&adapter, adapters);
         if !adapters.merge {
             let directory = adapters.adapter.as_ref().map(Path::new);
@@ -312,6 +311,7 @@ impl Model {
             let chain = model.adapted(&lora, Some(adapter)).with_context(failed)?;
             return Ok((Arc::new(chain), Arc::new(writer), dtype));
         }
+        tell_base(&adapter, adapters);
         let merged = MergedWriter::with(model, lora.clone(), writer)?;
         let chain = model.adapted(&lora, Some(adapter)).with_context(failed)?;
         Ok((Arc::new(chain), Arc::new(merged), dtype))

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Starts the dashboard of a run, if requested. It is served until the result is dropped.
 pub(crate) fn dashboard(dir: &Path, asked: &WatchSettings) -> Result<Option<Server>> {
     let Some(address) = asked.serve else { return Ok(None) };
-    let server = Server::start(address, ShownRuns::run(dir))?;
+    let server = Server::start(address, ShownRuns::run(dir), None)?;
     tell(&format!("note: dashboard: {}", server.url()));
     server.warning().iter().for_each(|warning| tell(warning));
     Ok(Some(server))

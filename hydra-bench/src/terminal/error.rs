@@ -76,10 +76,14 @@ thread_local! {
 
 /// Runs `work` and suppresses the notes that this thread prints during it, because they were printed before.
 pub(crate) fn quietly<T>(work: impl FnOnce() -> T) -> T {
-    let before = QUIET.replace(true);
-    let done = work();
-    QUIET.set(before);
-    done
+    struct Restored(bool);
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            QUIET.set(self.0);
+        }
+    }
+    let _restored = Restored(QUIET.replace(true));
+    work()
 }
 
 /// Prints a line on standard error. Write errors, such as a full disk, are ignored.

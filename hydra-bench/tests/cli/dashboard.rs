@@ -33,7 +33,11 @@ impl Served {
     }
 
     fn post(&self, run: &Path, token: &str, body: &str) -> Answer {
-        let path = format!("{}/control", path_of(run));
+        self.post_to("control", run, token, body)
+    }
+
+    fn post_to(&self, what: &str, run: &Path, token: &str, body: &str) -> Answer {
+        let path = format!("{}/{what}", path_of(run));
         request(&self.address, "POST", &path, &[("x-hydra-token", token)], body)
     }
 }
@@ -103,6 +107,48 @@ impl Pretended {
         let mut metrics = OpenOptions::new().append(true).open(self.dir.join("metrics.jsonl")).unwrap();
         metrics.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
+}
+
+#[test]
+fn the_models_of_a_run_continue_a_prompt() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = ended(root.path());
+    let served = Served::new(&[&dir]);
+    let report = json(&dir.join("report.json"));
+    let task = &report["tasks"][1];
+    let ask = |token: &str, body: Value| served.post_to("generate", &dir, token, &body.to_string());
+    let body = value!({ "task": task["name"], "prompt": "--the ship", "max_new_tokens": 7 });
+    let answer = ask(&served.token, body.clone());
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let expected = says(&[
+        "generate",
+        "--model",
+        task["model_dir"].as_str().unwrap(),
+        "--prompt=--the ship",
+        "--max-new-tokens",
+        "7",
+        "--json",
+    ]);
+    assert_eq!(answer.json(), serde_json::from_str::<Value>(&expected).unwrap());
+    assert_eq!(answer.json()["token_ids"].as_array().unwrap().len(), 7);
+    assert_eq!(ask("no token", body.clone()).status, 403);
+    let refused = |body: Value, status: u16, part: &str| {
+        let answer = ask(&served.token, body);
+        assert!(answer.status == status && answer.body.contains(part), "{} {}", answer.status, answer.body);
+    };
+    refused(value!({ "task": "another", "prompt": "x" }), 404, "no task is called");
+    refused(value!({ "task": task["name"] }), 400, "`prompt`, a text");
+    let chat = value!([{ "role": "user", "content": "x" }]);
+    refused(value!({ "task": task["name"], "messages": chat }), 500, "chat template");
+    // The models are those of the directory, also where it was moved to.
+    let moved = root.path().join("moved");
+    fs::rename(&dir, &moved).unwrap();
+    let served = Served::new(&[&moved]);
+    let ask = |body: &Value| served.post_to("generate", &moved, &served.token, &body.to_string());
+    assert_eq!(ask(&body).json()["token_ids"], answer.json()["token_ids"]);
+    fs::remove_dir_all(moved.join("models").join(task["name"].as_str().unwrap())).unwrap();
+    let answer = ask(&body);
+    assert!(answer.status == 404 && answer.body.contains("has no model"), "{}", answer.body);
 }
 
 #[test]

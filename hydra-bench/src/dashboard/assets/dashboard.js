@@ -1,5 +1,6 @@
 // The dashboard: loads one run as a snapshot and then follows its events.
 
+import * as asking from "/ask.js";
 import * as curves from "/curves.js";
 import * as devices from "/devices.js";
 import * as memory from "/memory.js";
@@ -53,6 +54,7 @@ async function show(name) {
   curves.begin(read.curves);
   memory.begin(read.memory);
   samples.begin(read.samples);
+  asking.begin(name, read.generates);
   draw(read);
   events = follow(name, read.from, {
     news: (read) => own === ticket && news(read),
@@ -92,6 +94,7 @@ function compare(read) {
   tasks.draw(run, read);
   parallel.draw(read.tasks);
   samples.draw(read.tasks);
+  asking.draw(read.tasks);
 }
 
 async function look() {
@@ -125,7 +128,7 @@ function recompare() {
   compare(now);
   devices.draw();
 }
-[curves, devices, memory].forEach((part) => part.listen());
+[asking, curves, devices, memory].forEach((part) => part.listen());
 [settings, tasks].forEach((part) => part.listen(recompare));
 addEventListener("resize", recompare);
 theme(localStorage.getItem("theme") ?? "system");

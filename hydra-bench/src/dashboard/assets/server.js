@@ -22,10 +22,17 @@ export const whole = async (run) => json(await fetch(path(run)));
 export const timeline = async (run) => json(await fetch(path(run, "/timeline")));
 export const reportOf = (run) => path(run, "/report");
 
+async function post(run, what, request) {
+  const headers = { "content-type": "application/json", "x-hydra-token": sessionStorage.getItem("token") ?? "" };
+  return json(await fetch(path(run, what), { method: "POST", headers, body: JSON.stringify(request) }));
+}
+
+/** The text with which the model of a task continues a prompt. */
+export const textOf = (run, request) => post(run, "/generate", request);
+
 /** Sends a command to a run and returns its reply, which arrives once the command has taken effect. */
 export async function command(run, request) {
-  const headers = { "content-type": "application/json", "x-hydra-token": sessionStorage.getItem("token") ?? "" };
-  const reply = await json(await fetch(path(run, "/control"), { method: "POST", headers, body: JSON.stringify(request) }));
+  const reply = await post(run, "/control", request);
   if (!reply.ok) throw new Error(reply.error);
   return reply;
 }
