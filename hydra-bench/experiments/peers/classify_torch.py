@@ -43,7 +43,8 @@ for row in rows:
     if a.model == "distilbert":  # As the template of BERT's tokenizers.
         ids = [tokenizer.cls_token_id] + ids + [tokenizer.sep_token_id]
     examples.append({"input_ids": ids, "attention_mask": [1] * len(ids), "label": classes.index(row["label"])})
-train, held = examples[: len(examples) * 8 // 10], examples[len(examples) * 8 // 10 :]
+# Hydra's splits of one file: the last tenth of the rows is for the test.
+train, held = examples[: len(examples) * 8 // 10], examples[len(examples) * 8 // 10 : len(examples) * 9 // 10]
 
 
 if not os.path.exists(os.path.join(a.base, "config.json")):
