@@ -49,7 +49,7 @@ pub use depthwise::depthwise;
 pub use dropout::{dropout, dropout_onto};
 pub use embedding::{embedding, lookup};
 pub use fork::fork;
-pub use gelu::gelu_tanh;
+pub use gelu::{gelu, gelu_tanh};
 pub use head::{IGNORED, head_loss, token_losses};
 pub(crate) use linear::{Form, linear_by_row};
 pub use linear::{

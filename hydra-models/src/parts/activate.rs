@@ -35,7 +35,7 @@ impl Activate {
     pub fn forward(self, x: Tensor<3>) -> Tensor<3> {
         match self {
             Self::GeluTanh => ops::gelu_tanh(x),
-            Self::Gelu => activation::gelu(x),
+            Self::Gelu => ops::gelu(x),
             Self::Relu => activation::relu(x),
             Self::Tanh => activation::tanh(x),
         }
@@ -67,7 +67,7 @@ mod tests {
             (2.0, 1.954_499_7, 1.085_231_8),
         ];
         let x = Tensor::<1>::from_floats(known.map(|(x, ..)| x), &Device::flex().autodiff()).require_grad();
-        let y = activation::gelu(x.clone());
+        let y = ops::gelu(x.clone());
         let gradient = x.grad(&y.clone().sum().backward()).expect("a gradient");
         let [y, gradient] = [y, gradient].map(|t| AnyTensor::from(t).into_host().as_f32().to_vec());
         for (i, (x, value, slope)) in known.into_iter().enumerate() {

@@ -1,14 +1,25 @@
-//! GPT-2's activation function.
+//! The Gaussian error linear unit.
 
 use super::kernels::activation;
 use super::tensors::{arg, elements, float, floats, units, whole};
-use crate::ops::gelu::{GeluKernels, GeluOps};
+use crate::ops::gelu::{Form, GeluKernels, GeluOps};
 use burn::backend::Cube;
 use burn::backend::TensorMetadata;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
+use std::f32::consts::{FRAC_1_SQRT_2, PI};
+
+/// The probability that a standard normal number is below `x`, of Burn's operations.
+fn probability(x: FloatTensor<Cube>) -> FloatTensor<Cube> {
+    let erf = Cube::float_erf(Cube::float_mul_scalar(x, FRAC_1_SQRT_2.into()));
+    Cube::float_mul_scalar(Cube::float_add_scalar(erf, 1f32.into()), 0.5f32.into())
+}
 
 impl GeluOps for Cube {
-    fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn gelu_in(x: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+        if form == Form::Exact {
+            return Self::float_mul(x.clone(), probability(x));
+        }
         let [x] = whole([x]);
         let y = floats(&x, x.shape());
         let cubes = elements(&y, y.meta.num_elements());
@@ -18,7 +29,14 @@ impl GeluOps for Cube {
 }
 
 impl GeluKernels for Cube {
-    fn gelu_tanh_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn gelu_in_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+        if form == Form::Exact {
+            let square = Self::float_mul(x.clone(), x.clone());
+            let density = Self::float_exp(Self::float_mul_scalar(square, (-0.5f32).into()));
+            let density = Self::float_mul_scalar(density, (1.0 / (2.0 * PI).sqrt()).into());
+            let slope = Self::float_add(probability(x.clone()), Self::float_mul(x, density));
+            return Self::float_mul(gradient, slope);
+        }
         let [x, gradient] = whole([x, gradient]);
         let out = floats(&x, x.shape());
         let cubes = elements(&out, out.meta.num_elements());
