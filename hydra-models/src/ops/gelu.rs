@@ -137,11 +137,7 @@ impl GeluOps for Flex {
                 #[inline(always)]
                 |x| x * sigmoid_of_twice(x),
             ),
-            Form::Exact => mapped(
-                x,
-                #[inline(always)]
-                |x| exact(x),
-            ),
+            Form::Exact => mapped(x, exact),
         }
     }
 }
