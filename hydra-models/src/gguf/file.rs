@@ -108,7 +108,7 @@ impl GgufWriter {
         Ok(Self { layout, metadata, dtype, file: file.into(), adapters: None })
     }
 
-    /// A writer of adapters of `model`, those of the directory or of a task with these settings, which llama.cpp reads beside
+    /// A writer of adapters of `model`, those of the directory or of a task with these settings, which llama.cpp reads together with
     /// the model's file.
     ///
     /// # Errors
