@@ -7,7 +7,7 @@ DIR is one of make_tweets.py. Batches are padded to their longest text (DataColl
 texts of similar length, as TrainingArguments(group_by_length=True) did. Tokens are those of the texts, without padding. `steps_s` has the
 seconds of the configurations' training loops without evaluation, saving, and the first --warmup steps.
 """
-import argparse, csv, itertools, json, os, resource, time
+import argparse, csv, itertools, json, os, resource, tempfile, time
 
 p = argparse.ArgumentParser()
 p.add_argument("data")
@@ -30,7 +30,7 @@ torch.set_num_threads(a.threads)
 import transformers
 from transformers import (
     AutoModelForSequenceClassification, DataCollatorWithPadding, DistilBertConfig, DistilBertForMaskedLM, GPT2Config, GPT2LMHeadModel,
-    PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments,
+    PreTrainedTokenizerFast, PrinterCallback, Trainer, TrainerCallback, TrainingArguments,
 )
 transformers.logging.set_verbosity_error()
 
@@ -100,12 +100,13 @@ for lr, optimizer, batch in itertools.product(a.lr.split(","), a.optimizer.split
     trainer = (GroupedTrainer if a.group_by_length else Trainer)(
         model=model(),
         args=TrainingArguments(
-            output_dir="/tmp/trainer", learning_rate=float(lr), optim=optimizer, per_device_train_batch_size=batch, num_train_epochs=a.epochs,
+            output_dir=tempfile.mkdtemp(), learning_rate=float(lr), optim=optimizer, per_device_train_batch_size=batch, num_train_epochs=a.epochs,
             max_steps=a.steps, lr_scheduler_type="constant", max_grad_norm=0.0, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
             logging_strategy="no", weight_decay=0.0, seed=0, remove_unused_columns=False,
         ),
         train_dataset=train, eval_dataset=held, data_collator=DataCollatorWithPadding(tokenizer), compute_metrics=f1, callbacks=[clock],
     )
+    trainer.remove_callback(PrinterCallback)
     seen, forward = [], trainer.model.forward
     def counted(*args, **named):
         if trainer.model.training:

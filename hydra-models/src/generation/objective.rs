@@ -8,8 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Chooses the next token of each sequence from the logits `[sequences, vocabulary]` of the last layer. The row of an item
-/// has two numbers for each of its sequences: the token and the logarithm of its probability. The loss is
-/// zero, or NaN if a logit is not finite.
+/// holds a token and its log-probability for each sequence of the item. The loss is zero, or NaN if a logit is not finite.
 pub struct NextToken(Arc<Sequences>);
 
 impl NextToken {
