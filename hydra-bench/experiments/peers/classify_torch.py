@@ -5,7 +5,7 @@ classify_torch.py DIR BASE --model gpt2|distilbert [--batch 8,16] [--optimizer a
 
 DIR is one of make_tweets.py. Batches are padded to their longest text (DataCollatorWithPadding); --group-by-length makes batches of
 texts of similar length, as TrainingArguments(group_by_length=True) did. Tokens are those of the texts, without padding. `steps_s` has the
-seconds of the configurations' training loops without evaluation, saving, and the first --warmup steps.
+seconds of the configurations' training loops without evaluation and saving.
 """
 import argparse, csv, itertools, json, os, resource, tempfile, time
 
@@ -18,7 +18,6 @@ p.add_argument("--optimizer", default="adamw_torch_fused")
 p.add_argument("--batch", default="8")
 p.add_argument("--epochs", type=int, default=1)
 p.add_argument("--steps", type=int, default=-1)
-p.add_argument("--warmup", type=int, default=0)
 p.add_argument("--threads", type=int, default=2)
 p.add_argument("--group-by-length", action="store_true")
 p.add_argument("--evaluate", action="store_true")
@@ -28,6 +27,7 @@ os.environ.update(OMP_NUM_THREADS=str(a.threads), MKL_NUM_THREADS=str(a.threads)
 import numpy, torch
 torch.set_num_threads(a.threads)
 import transformers
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForSequenceClassification, DataCollatorWithPadding, DistilBertConfig, DistilBertForMaskedLM, GPT2Config, GPT2LMHeadModel,
     PreTrainedTokenizerFast, PrinterCallback, Trainer, TrainerCallback, TrainingArguments,
@@ -35,13 +35,15 @@ from transformers import (
 transformers.logging.set_verbosity_error()
 
 tokenizer = PreTrainedTokenizerFast(tokenizer_file=os.path.join(a.data, "tokenizer.json"), pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]")
+if a.model == "distilbert":
+    # The template of BERT's tokenizers, which the written base has too.
+    ends = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
 rows = list(csv.DictReader(open(os.path.join(a.data, "tweets.csv"))))
 classes = sorted({row["label"] for row in rows})
 examples = []
 for row in rows:
     ids = tokenizer(row["text"])["input_ids"]
-    if a.model == "distilbert":  # As the template of BERT's tokenizers.
-        ids = [tokenizer.cls_token_id] + ids + [tokenizer.sep_token_id]
     examples.append({"input_ids": ids, "attention_mask": [1] * len(ids), "label": classes.index(row["label"])})
 # Hydra's splits of one file: the last tenth of the rows is for the test.
 train, held = examples[: len(examples) * 8 // 10], examples[len(examples) * 8 // 10 : len(examples) * 9 // 10]
@@ -115,8 +117,8 @@ for lr, optimizer, batch in itertools.product(a.lr.split(","), a.optimizer.split
     trainer.model.forward = counted
     trainer.train()
     trained = time.perf_counter()
-    steps = [after - before for before, after in zip(clock.ends, clock.ends[1:])][a.warmup :]
-    tokens, padded = (sum(pair[i] for pair in seen[a.warmup :]) for i in (0, 1))
+    steps = [after - before for before, after in zip(clock.ends, clock.ends[1:])]
+    tokens, padded = (sum(pair[i] for pair in seen) for i in (0, 1))
     result.append(dict(lr=lr, optimizer=optimizer, batch=batch, steps=len(steps), steps_s=round(sum(steps), 3), tokens=tokens, padded=padded,
                        tokens_per_s=round(tokens / sum(steps), 1), whole_s=round(trained - start, 3)))
     if a.evaluate:

@@ -19,7 +19,8 @@ const SPREAD_FROM: usize = 1 << 18;
 
 /// Runs `f` compiled for the widest vectors of the current processor.
 ///
-/// This applies only to code inlined into `f`. Operations are neither contracted nor reordered, so the result has the
+/// This applies only to code inlined into `f`, so a body of some length is a `for` loop: the closure of a `for_each` may stay a
+/// function of its own, compiled for any processor. Operations are neither contracted nor reordered, so the result has the
 /// same bits as `f` itself.
 #[inline]
 pub(super) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
@@ -458,7 +459,11 @@ fn filled_rows(rows: usize, cols: usize, write: impl Fn(usize, &mut [MaybeUninit
             let rows = part.chunks_mut(cols.max(1)).enumerate();
             vectorized(
                 #[inline(always)]
-                || rows.for_each(|(j, row)| write(i * several + j, row)),
+                || {
+                    for (j, row) in rows {
+                        write(i * several + j, row);
+                    }
+                },
             );
         },
     );
@@ -475,7 +480,11 @@ pub(super) fn map<T: Copy + Sync, U: Copy + Send>(x: &[T], f: impl Fn(T) -> U + 
     parts.zip(x.par_chunks(ELEMENTS)).for_each(|(out, x)| {
         vectorized(
             #[inline(always)]
-            || out.iter_mut().zip(x).for_each(|(out, &x)| _ = out.write(f(x))),
+            || {
+                for (out, &x) in out.iter_mut().zip(x) {
+                    out.write(f(x));
+                }
+            },
         );
     });
     // SAFETY: the chunks cover all elements, and each was written.
@@ -492,7 +501,11 @@ pub(super) fn map2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32 + Sync) -> 
     parts.zip(x.par_chunks(ELEMENTS).zip(y.par_chunks(ELEMENTS))).for_each(|(out, (x, y))| {
         vectorized(
             #[inline(always)]
-            || out.iter_mut().zip(x.iter().zip(y)).for_each(|(out, (&x, &y))| _ = out.write(f(x, y))),
+            || {
+                for (out, (&x, &y)) in out.iter_mut().zip(x.iter().zip(y)) {
+                    out.write(f(x, y));
+                }
+            },
         );
     });
     // SAFETY: the chunks cover all elements, and each was written.

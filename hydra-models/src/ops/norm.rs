@@ -115,8 +115,9 @@ impl NormOps for Flex {
                 vectorized(
                     #[inline(always)]
                     || {
-                        let rows = y.chunks_mut(width).zip(x.chunks(width));
-                        rows.for_each(|(y, x)| norm_row(y, x, weight, bias, epsilon));
+                        for (y, x) in y.chunks_mut(width).zip(x.chunks(width)) {
+                            norm_row(y, x, weight, bias, epsilon);
+                        }
                     },
                 );
             });

@@ -84,7 +84,11 @@ impl RmsNormOps for Flex {
             x.storage_mut::<f32>().par_chunks_mut(ROWS * weight.len()).for_each(|rows| {
                 vectorized(
                     #[inline(always)]
-                    || rows.chunks_mut(weight.len()).for_each(|row| norm_row(row, weight, epsilon)),
+                    || {
+                        for row in rows.chunks_mut(weight.len()) {
+                            norm_row(row, weight, epsilon);
+                        }
+                    },
                 );
             });
             rounded(x, float)

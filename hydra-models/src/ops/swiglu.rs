@@ -89,8 +89,9 @@ fn backward(gate: FlexTensor, up: FlexTensor, gradient: FlexTensor) -> [FlexTens
         vectorized(
             #[inline(always)]
             || {
-                let both = gate.iter_mut().zip(up).zip(gradient);
-                both.for_each(|((gate, up), &gradient)| backward_of(gate, up, gradient));
+                for ((gate, up), &gradient) in gate.iter_mut().zip(up).zip(gradient) {
+                    backward_of(gate, up, gradient);
+                }
             },
         );
     });

@@ -325,7 +325,11 @@ impl<T: Element> Group<'_, T> {
             let queries = d_queries.row(token).chunks_exact_mut(self.form.head_width);
             vectorized(
                 #[inline(always)]
-                || queries.for_each(|row| rotation.turn_back(row, token)),
+                || {
+                    for row in queries {
+                        rotation.turn_back(row, token);
+                    }
+                },
             );
             rotation.turn_back(d_keys.row(token), token);
         }
@@ -496,7 +500,9 @@ pub(super) fn exponentials(
     near[..seen.start].fill(f32::NEG_INFINITY);
     near[seen.end..].fill(f32::NEG_INFINITY);
     let largest = max(near);
-    near.iter_mut().for_each(|x| *x = exp(*x - largest));
+    for x in near.iter_mut() {
+        *x = exp(*x - largest);
+    }
     near[..seen.start].fill(0.0);
     near[seen.end..].fill(0.0);
     far.fill(0.0);
@@ -522,15 +528,19 @@ pub(super) fn weights_and_gradients(
     let mean = sum2(output, d_output, |a, b| a * b) as f32;
     let both = scores[..near].iter_mut().zip(&mut gradients[..near]);
     match factors {
-        None => both.for_each(|(x, g)| {
-            *x = exp(*x - largest) * inverse;
-            *g = *x * (*g - mean);
-        }),
-        Some(factors) => both.zip(factors).for_each(|((x, g), factor)| {
-            let weight = exp(*x - largest) * inverse;
-            *x = weight * factor;
-            *g = weight * (*g * factor - mean);
-        }),
+        None => {
+            for (x, g) in both {
+                *x = exp(*x - largest) * inverse;
+                *g = *x * (*g - mean);
+            }
+        }
+        Some(factors) => {
+            for ((x, g), factor) in both.zip(factors) {
+                let weight = exp(*x - largest) * inverse;
+                *x = weight * factor;
+                *g = weight * (*g * factor - mean);
+            }
+        }
     }
     for row in [scores, gradients] {
         row[..seen.start].fill(0.0);
