@@ -9,6 +9,7 @@ import argparse, json, os, sys, time, statistics, resource
 p = argparse.ArgumentParser()
 p.add_argument("--model", choices=["gpt2", "smollm2-135m"], default="gpt2", help="smollm2-135m sets --layers, --embd, --heads and --vocab")
 p.add_argument("--lora", type=int, default=0, help="train only PEFT adapters of this rank, on q_proj and v_proj (c_attn of GPT-2)")
+p.add_argument("--nf4", action="store_true", help="the base of --lora in bitsandbytes' NF4, computed in --dtype")
 p.add_argument("--layers", type=int, default=4)
 p.add_argument("--embd", type=int, default=256)
 p.add_argument("--heads", type=int, default=4)
@@ -73,12 +74,24 @@ else:
     build = LlamaForCausalLM
 cfg._attn_implementation = a.attn
 model = build(cfg)
+if a.nf4:
+    import tempfile
+    from transformers import BitsAndBytesConfig
+    computed = torch.float32 if a.dtype == "fp32" else torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        del model
+        model = build.from_pretrained(folder, dtype=computed, attn_implementation=a.attn, device_map="cpu", quantization_config=BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=computed))
+    # The peak is that of training: making the checkpoint does not count.
+    with open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")
 impl = model.config._attn_implementation
 assert impl == a.attn, impl
 model.train()
 if a.checkpointing:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-if a.dtype == "bf16pure":
+if a.dtype == "bf16pure" and not a.nf4:
     model.to(torch.bfloat16)
 if a.lora:
     from peft import LoraConfig, get_peft_model
