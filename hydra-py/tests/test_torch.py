@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,65 @@ def test_frozen_and_shared_parameters_and_several_tensors() -> None:
     torch.testing.assert_close(loaded.stages["first"].linear.weight, stages[0].linear.weight, rtol=1e-4, atol=1e-5)
 
 
+class Scaled(nn.Module):
+    """A module with a scalar parameter, and one that the loss does not depend on, which keeps a tensor."""
+
+    alive: list[bool] = []
+    kept: Any = lambda: None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.unused, self.last = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.ones(3)), None
+
+    def forward(self, x: Any) -> Any:
+        Scaled.alive.append(Scaled.kept() is not None)
+        self.last = x.sin()
+        Scaled.kept = weakref.ref(self.last)
+        return self.last * self.scale
+
+
+def test_scalars_are_trained_kept_tensors_are_released_and_what_is_unused_is_named() -> None:
+    def modules() -> list[Any]:
+        torch.manual_seed(4)
+        return [Scaled(), nn.Linear(WIDTH, 2)]
+
+    with pytest.warns(UserWarning, match="the loss does not depend on `0.unused`"):
+        task = trained(Chain(modules(), inputs="x", loss=cross_entropy))
+    assert len(Scaled.alive) >= 6 and not any(Scaled.alive[-3:])
+    plain, losses = nn.Sequential(*modules()), []
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for step in range(6):
+        batch = torch.utils.data.default_collate(rows()[step * 4 : step * 4 + 4])
+        loss = cross_entropy(plain(batch["x"]), batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert task.losses == pytest.approx(losses, rel=1e-5)
+    loaded = task.load().stages["0"].scale
+    assert loaded.shape == torch.Size([]) and loaded.item() == pytest.approx(plain[0].scale.item(), rel=1e-5)
+
+
+def test_one_thread_at_a_time_reads_a_dataset() -> None:
+    class Seeking:
+        """Rows behind a position, as in a file; a value that is missing is not a number."""
+
+        def __init__(self) -> None:
+            self.rows, self.at = [{**row, "z": torch.full((1,), torch.nan)} for row in rows()], 0
+
+        def __len__(self) -> int:
+            return len(self.rows)
+
+        def __getitem__(self, index: int) -> Any:
+            self.at = index
+            time.sleep(1e-4)
+            return self.rows[self.at]
+
+    run = hydra.select(model=perceptron(), data=Seeking(), **(PLAIN | {"lr": [0.1, 0.01], "devices": "cpu:2x1"})).wait()
+    expected = hydra.select(model=perceptron(), data=rows(), **(PLAIN | {"lr": [0.1, 0.01]})).wait()
+    assert [run.tasks[name].losses for name in expected.tasks] == [task.losses for task in expected.tasks.values()]
+
+
 class Broken(nn.Module):
     """A module that does something wrong, by name."""
 
@@ -226,9 +286,9 @@ class Broken(nn.Module):
         self.how, self.linear = how, nn.Linear(WIDTH, WIDTH)
         self.register_buffer("seen", torch.zeros(1))
         self.calls = 0
+        self.hidden = [nn.Parameter(torch.ones(WIDTH))]
 
     def forward(self, x: Any) -> Any:
-        self.calls += 1
         if self.how == "shapes":
             return self.linear(x[:, 1:])
         if self.how == "parameter":
@@ -243,7 +303,15 @@ class Broken(nn.Module):
         if self.how == "random":
             return self.linear(x) * random.random()
         if self.how == "state":
-            return self.linear(x) * self.calls
+            self.calls += 1
+            # As a term that is warmed up.
+            return self.linear(x) * min(1, max(0, self.calls - 1000))
+        if self.how == "list":
+            return self.linear(x) * self.hidden[0]
+        if self.how == "in place":
+            return self.linear(functional.relu(x, inplace=True))
+        if self.how == "sparse":
+            return self.linear(x) + functional.embedding(torch.tensor([1]), self.linear.weight, sparse=True)
         if self.how == "own generator":
             return self.linear(x) * torch.rand(1, generator=torch.Generator())
         if self.how == "checkpoint":
@@ -264,7 +332,10 @@ class Broken(nn.Module):
         ("buffer", "changes its buffer `seen`"),
         ("new buffer", "changes its buffers"),
         ("random", "gives another output when it is run again"),
-        ("state", "gives another output when it is run again"),
+        ("state", "changes its attribute `calls` from 0 to 1 in a forward"),
+        ("list", f"a tensor of shape [{WIDTH}] that requires a gradient and is no parameter of it"),
+        ("in place", "omit `inplace=True`"),
+        ("sparse", "omit `sparse=True`"),
         ("own generator", "a generator of its own"),
         ("checkpoint", "activation checkpointing"),
         ("output", "is a dict"),
@@ -302,7 +373,7 @@ def test_an_error_in_the_middle_of_a_run_fails_its_tasks_with_the_traceback() ->
     class Seven(nn.Module):
         def forward(self, x: Any) -> Any:
             if (x == 7).any():
-                raise ValueError("seven")
+                raise ValueError("seven") from KeyError("the cause")
             return x
 
     chain = Chain({"seven": Seven(), "last": nn.Linear(WIDTH, 2)}, inputs="x", loss=cross_entropy)
@@ -312,6 +383,7 @@ def test_an_error_in_the_middle_of_a_run_fails_its_tasks_with_the_traceback() ->
     assert len(caught.value.failures) == 2
     for failure in caught.value.failures.values():
         assert "PyTorch module `seven`" in failure and "ValueError: seven" in failure and "Traceback" in failure
+        assert "KeyError: 'the cause'" in failure and "direct cause" in failure
     assert trained(chain, rows()).state == "done"
 
 
@@ -361,10 +433,15 @@ def test_invalid_chains_are_refused_by_name() -> None:
         ([nn.Linear(2, 2).double()], "`0.weight` is of torch.float64"),
         ([nn.LazyLinear(2)], "`0.weight` is lazy"),
         ([nn.ReLU()], "nothing to train"),
+        ({"type": linear}, "that torch.nn.ModuleDict refuses"),
     ]:
         with pytest.raises(hydra.UsageError) as caught:
             Chain(modules, inputs="x")
         assert expected in str(caught.value) and caught.value.keyword == "model"
+    with pytest.raises(hydra.UsageError, match="without `loss` the last module returns the loss"):
+        Chain([linear], inputs="x", metrics={"accuracy": right})
+    with pytest.raises(hydra.UsageError, match="must be those of the modules, not copies"):
+        Chain([linear], inputs="x", whole=nn.Linear(WIDTH, 2))
 
 
 def test_invalid_data_is_refused_by_key() -> None:
@@ -375,7 +452,9 @@ def test_invalid_data_is_refused_by_key() -> None:
         ("builtin", "is a str"),
         ([], "has no items"),
         ([{"z": row["x"]}] * 4, "has no `x`, which the first module gets; it has z"),
-        ([row | {"note": "a"}] * 4, "`note` of a batch is a list"),
+        ([row | {"note": "a"}] * 4, "`note` of a batch is a list, expected a tensor: leave it out in `collate`"),
+        ([{"x": [1.0, 2.0], "y": row["y"]}] * 4, "with_format"),
+        ({"train": None, "test": [row]}, "needs `train`"),
         ([row | {"x": row["x"].double()}] * 4, "torch.float64"),
         ([(row["x"], row["y"])] * 4, "expected a mapping"),
         ({"train": [row], "dev": [row]}, "found train, dev"),
@@ -491,7 +570,8 @@ def transformers_model(name: str) -> Any:
     if name == "GPT2":
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=128, n_layer=4, n_head=4))
     kind = "ForSequenceClassification" if name in CLASSIFIERS else "ForCausalLM"
-    family = name.removesuffix("Classifier")
+    kind = "ForTokenClassification" if name == "BertTokens" else kind
+    family = name.removesuffix("Classifier").removesuffix("Tokens")
     return getattr(transformers, family + kind)(getattr(transformers, f"{family}Config")(**small))
 
 
@@ -512,7 +592,7 @@ def test_a_grid_of_a_language_model_spills_to_the_bits_of_one_device(name: str) 
     assert all(task.report["shards"] > 1 for task in spilled.values())
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral", *CLASSIFIERS])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral", "BertTokens", *CLASSIFIERS])
 def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
     from hydra_train.torch import chain
 
@@ -524,6 +604,8 @@ def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
         attention.dropout_prob = 0.0
     if name in CLASSIFIERS:
         data = [row | {"labels": row["labels"][:1] % 2} for row in data]
+    if name == "BertTokens":
+        data = [row | {"labels": torch.where(row["labels"] < 0, -100, row["labels"] % 2)} for row in data]
     task = trained(chain(model), data, lr=0.01, steps=4, weight_decay=0)
     loaded, whole = task.load(), transformers_model(name).eval()
     assert type(loaded) is type(model)

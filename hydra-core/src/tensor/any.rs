@@ -68,6 +68,14 @@ impl AnyTensor {
         Tensor::from_dispatch(self.of_kind(false, D))
     }
 
+    /// Returns whether the tensor gets a gradient in a backward pass.
+    pub fn is_tracked(&self) -> bool {
+        match self {
+            Self::Float(t) => Tensor::<1>::from_dispatch(t.clone()).is_tracked(),
+            Self::Int(_) => false,
+        }
+    }
+
     /// The device of a float tensor.
     pub(crate) fn float_device(&self) -> Option<Device> {
         match self {

@@ -74,7 +74,7 @@ type Judge = Box<dyn Fn(&[Generated]) -> Result<Judged, Failure> + Send + Sync>;
 
 /// The sequences of some prompts. In the order of the prompts, as many as the cache has memory for are in it at a time.
 ///
-/// An item of a round is the next tokens of one prompt, or the newest tokens of up to 16 sequences.
+/// An item of a round is the next tokens of one prompt, or the newest tokens of up to 64 sequences.
 pub struct Sequences {
     prompts: Vec<Prompt>,
     limits: Limits,

@@ -4,11 +4,9 @@ use crate::ops::{self, Form};
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Pass};
 
-/// The maximum number of tokens of different sequences in one row.
-pub(crate) const GROUP: usize = 16;
-
-/// The maximum number of tokens in a row whose products are computed by row. Packing a weight for more is worth its time.
-const FEW: usize = 64;
+/// The maximum number of tokens of different sequences in one row, and of tokens in a row whose products are computed by row. Packing a
+/// weight for more is worth its time.
+pub(crate) const GROUP: usize = 64;
 
 /// The slot of each token's sequence in the key-value cache, `[1, tokens]`: part 0 of the pass's targets. It is negative in
 /// pilot passes.
@@ -20,7 +18,7 @@ pub(crate) fn slots(pass: &Pass) -> Tensor<2, Int> {
 /// always those of one.
 pub(crate) fn generating(pass: &Pass, x: &Tensor<3>) -> Pass {
     let [_, tokens, _] = x.dims();
-    if tokens > FEW { pass.clone() } else { pass.clone().by_row() }
+    if tokens > GROUP { pass.clone() } else { pass.clone().by_row() }
 }
 
 /// The vectors `[1, sequences, width]` of the last token of each sequence, whose places in the row are part 1 of the pass's

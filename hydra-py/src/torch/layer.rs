@@ -154,7 +154,7 @@ impl Module {
         self: Arc<Self>,
         graph: Held,
         shapes: Shapes,
-        held: Charge,
+        (held, wanted): (Charge, Vec<bool>),
         gradients: Arc<Mutex<Vec<Option<HostTensor>>>>,
     ) -> ForeignBackward {
         let module = self;
@@ -165,7 +165,8 @@ impl Module {
                     let of_outputs: Vec<Option<super::Memory>> =
                         of_outputs.into_iter().map(|one| one.map(super::Memory::view)).collect();
                     let graph = graph.bind(py)?;
-                    let found = graph.call_method1("backward", (of_outputs, measured.backward.is_none()))?;
+                    let found =
+                        graph.call_method1("backward", (of_outputs, wanted, measured.backward.is_none()))?;
                     let (params, inputs, peak): (Bound<'_, PyAny>, Bound<'_, PyAny>, usize) =
                         found.extract()?;
                     Ok::<_, PyErr>((taken_in_part(&params)?, taken_in_part(&inputs)?, peak))
@@ -260,7 +261,10 @@ impl Layer for TorchLayer {
         let Some(graph) = graph else {
             return outputs.iter().map(|output| output.to_device(device)).collect();
         };
-        let backward = Arc::clone(module).backward(graph, shapes, Charge::new(held), Arc::clone(gradients));
+        // The first trained layer needs no gradient of its inputs.
+        let wanted = x.parts().iter().map(AnyTensor::is_tracked).collect();
+        let held = (Charge::new(held), wanted);
+        let backward = Arc::clone(module).backward(graph, shapes, held, Arc::clone(gradients));
         foreign(&x, outputs, tracked.contains(&true), backward, device)
     }
 
@@ -270,6 +274,14 @@ impl Layer for TorchLayer {
         // The plain device: gradients are outside the graph.
         let device = Device::flex();
         let each = tracked.iter().zip(found.into_iter().chain(std::iter::repeat(None)));
-        each.map(|(tracked, found)| Some(found.filter(|_| *tracked)?.to_device(&device))).collect()
+        let taken = |(tracked, found): (&bool, Option<HostTensor>)| {
+            let mut found = found.filter(|_| *tracked)?;
+            if found.shape.is_empty() {
+                // A scalar: Burn's tensors have a dimension.
+                found.shape.push(1);
+            }
+            Some(found.to_device(&device))
+        };
+        each.map(taken).collect()
     }
 }

@@ -38,11 +38,13 @@ impl Drop for Held {
     }
 }
 
-/// Returns an exception's type, message and traceback as a text.
+/// Returns an exception's type and message, and its traceback with those of its causes, as a text.
 pub(crate) fn described(py: Python<'_>, error: &PyErr) -> String {
-    let trace = error.traceback(py);
-    let trace = trace.as_ref().and_then(|trace| trace.format().ok()).unwrap_or_default();
-    format!("{error}\n{trace}").trim_end().to_owned()
+    let format = || -> PyResult<String> {
+        let lines = py.import("traceback")?.call_method1("format_exception", (error.value(py),))?;
+        Ok(lines.extract::<Vec<String>>()?.concat())
+    };
+    format!("{error}\n{}", format().unwrap_or_default()).trim_end().to_owned()
 }
 
 /// Returns tensors as objects of Python.

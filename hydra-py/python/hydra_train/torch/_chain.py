@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import struct
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,22 @@ class Chain:
         parameters = [(name, at) for name, module in self.modules.items() for at, _ in module.named_parameters()]
         if not any(self.modules[name].get_parameter(at).requires_grad for name, at in parameters):
             raise UsageError("no parameter of the chain requires a gradient, so there is nothing to train", keyword="model")
+        if self.metrics and self.loss is None:
+            raise UsageError(
+                "`metrics` are computed from the outputs and the batch, and without `loss` the last module returns the loss: let it return "
+                "its outputs, and pass `loss`",
+                keyword="model",
+            )
+        try:
+            whole = Chained(self.modules) if self.whole is None else self.whole
+        except KeyError as error:
+            raise UsageError(f"a module has a name that torch.nn.ModuleDict refuses: {error.args[0]}", keyword="model") from error
+        known = {id(parameter) for parameter in whole.parameters()}
+        for name, at in parameters:
+            if id(self.modules[name].get_parameter(at)) not in known:
+                raise UsageError(
+                    f"`whole` has not the parameter `{name}.{at}`: its parameters must be those of the modules, not copies", keyword="model"
+                )
 
     def bind(self, data: Any) -> Bound:
         """Returns the chain with its data, as a run finds them."""
@@ -153,10 +170,10 @@ class Bound:
         self.chain = chain
         self.language_model = chain.language_model
         self.metrics = [(name, best == "max") for name, (_, best) in chain.metrics.items()]
-        splits = splits_of(data)
+        splits, reading = splits_of(data), threading.Lock()
         self.model = f"torch:{chain.name}-{chain._identity()}"
         self.train, self.validation, self.test = (
-            None if splits.get(split) is None else Data(splits[split], chain, split)
+            None if splits.get(split) is None else Data(splits[split], chain, split, reading)
             for split in ("train", "validation", "test")
         )
         read = [each for each in (self.train, self.validation, self.test) if each is not None]
@@ -179,7 +196,7 @@ class Bound:
 
 def check_module(name: str, module: torch.nn.Module) -> None:
     for at, each in module.named_modules():
-        if getattr(each, "running_mean", None) is not None and getattr(each, "track_running_stats", True):
+        if isinstance(each, torch.nn.modules.batchnorm._NormBase) and each.running_mean is not None:
             raise UsageError(
                 f"`{name}.{at}`".replace(".`", "`") + " keeps running statistics, which are not supported, because a layer must "
                 "compute the same whenever it is recomputed: use GroupNorm or LayerNorm",

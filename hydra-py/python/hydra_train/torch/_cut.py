@@ -156,7 +156,13 @@ def _check_cut(model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: S
         # Some heads look for the last token that is no padding.
         ids = torch.where(mask > 0, ids, padding)
     masked_lm = type(model).__name__.endswith("ForMaskedLM")
-    labels = torch.where(mask > 0, ids, -100) if causal or masked_lm else torch.zeros(2, dtype=torch.long)
+    of_tokens = type(model).__name__.endswith("ForTokenClassification")
+    if causal or masked_lm:
+        labels = torch.where(mask > 0, ids, -100)
+    elif getattr(model.config, "problem_type", None) == "multi_label_classification":
+        labels = torch.zeros(2, model.config.num_labels)
+    else:
+        labels = torch.zeros(2, 12).long() if of_tokens else torch.zeros(2, dtype=torch.long)
     tensors = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids), "labels": labels}
     unknown = [key for key in inputs if key not in tensors]
     if unknown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def splits_of(data: Any) -> Mapping[str, Any]:
     """Returns the datasets by the names of their splits."""
     if not isinstance(data, Mapping):
         return {"train": data}
-    if "train" not in data or not set(data) <= {"train", "validation", "test"}:
+    if data.get("train") is None or not set(data) <= {"train", "validation", "test"}:
         found = ", ".join(map(str, data))
         raise UsageError(
             f"`data` by splits needs `train`, and may have others of train, validation, test; found {found}", keyword="data"
@@ -36,14 +37,14 @@ def splits_of(data: Any) -> Mapping[str, Any]:
 class Data:
     """A map-style dataset, and what is known of each of its batches."""
 
-    def __init__(self, dataset: Any, chain: Chain, split: str) -> None:
+    def __init__(self, dataset: Any, chain: Chain, split: str, reading: threading.Lock) -> None:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(dataset, (str, bytes)):
             raise UsageError(
                 f"the {split} data is a {type(dataset).__name__}: a chain of PyTorch modules needs a map-style dataset, with "
                 "`len(dataset)` and `dataset[index]`",
                 keyword="data",
             )
-        self.name, self.chain, self.dataset = split, chain, dataset
+        self.name, self.chain, self.dataset, self.reading = split, chain, dataset, reading
         self.items = len(dataset)
         if self.items == 0:
             raise UsageError(f"the {split} data has no items", keyword="data")
@@ -52,7 +53,8 @@ class Data:
         for index in sorted({at * self.items // ROWS for at in range(ROWS)}):
             row = self._collated([index])
             self._check(row)
-            if any(not torch.equal(row[key], value) for key, value in self._collated([index]).items()):
+            # Not a number equals itself here.
+            if any(bytes_of(row[key]) != bytes_of(value) for key, value in self._collated([index]).items()):
                 raise UsageError(
                     f"item {index} of the {split} data differs each time it is read; augmentations must depend on the index",
                     keyword="data",
@@ -66,8 +68,9 @@ class Data:
         batch = self._collated(items)
         self._check(batch)
         counted = len(items) if self.chain.loss_targets is None else int(self.chain.loss_targets(batch))
-        targets = [batch[key] for key, *_ in self.schema] if self.chain.loss is not None else []
-        return [memory_of(batch[key]) for key in self.chain.inputs], [memory_of(each) for each in targets], counted
+        targets = [key for key, *_ in self.schema] if self.chain.loss is not None else []
+        made = {key: memory_of(batch[key]) for key in {*self.chain.inputs, *targets}}
+        return [made[key] for key in self.chain.inputs], [made[key] for key in targets], counted
 
     def _check(self, batch: Mapping[str, torch.Tensor]) -> None:
         found = schema_of(batch, self.chain.inputs)
@@ -79,7 +82,9 @@ class Data:
             )
 
     def _collated(self, items: list[int]) -> Mapping[str, torch.Tensor]:
-        batch = self.chain.collate([self.dataset[index] for index in items])
+        # A dataset may have a file that is open, or a connection.
+        with self.reading:
+            batch = self.chain.collate([self.dataset[index] for index in items])
         if not isinstance(batch, Mapping):
             raise UsageError(
                 f"a batch of the {self.name} data is a {type(batch).__name__}, expected a mapping from names to tensors: return "
@@ -93,9 +98,11 @@ def schema_of(batch: Mapping[str, Any], inputs: Sequence[str]) -> Schema:
     """Returns names, types and shapes of an item's tensors, and checks them."""
     for key, value in batch.items():
         if not isinstance(value, torch.Tensor):
-            raise UsageError(
-                f"`{key}` of a batch is a {type(value).__name__}, expected a tensor: leave it out in `collate`", keyword="data"
+            numbers = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
+            hint = "make tensors of the items, for a dataset of Hugging Face `dataset.with_format(\"torch\")`" if numbers else (
+                "leave it out in `collate`"
             )
+            raise UsageError(f"`{key}` of a batch is a {type(value).__name__}, expected a tensor: {hint}", keyword="data")
         if value.dtype not in TYPES:
             raise UsageError(
                 f"`{key}` of a batch is a tensor of {value.dtype}, expected one of {type_names()}: convert it in `collate`",

@@ -70,14 +70,15 @@ class Guard(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
                 name = self.fixed.get(tensor.untyped_storage().data_ptr())
                 if name is not None and tensor.numel() > 0:
-                    raise changes_buffers(self.layer, name) if name else RuntimeError(
-                        f"`{func}` of `{self.layer}` changes a parameter or an input in place: a layer must not, because its "
-                        "forward is recomputed from them"
-                    )
+                    raise changes_buffers(self.layer, name) if name else changes_in_place(self.layer, f"`{func}`")
 
     def _count(self, result: Any) -> None:
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                if tensor.layout != torch.strided:
+                    raise RuntimeError(
+                        f"`{self.layer}` makes a tensor of layout {tensor.layout}, expected dense ones: omit `sparse=True` of embeddings"
+                    )
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in self.fixed:
                     self.live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
@@ -118,6 +119,14 @@ def _draws_nothing(func: Any, given: Mapping[str, Any]) -> bool:
             probability = given.get(argument.name, argument.default_value)
             return probability is None or float(probability) == 0.0
     return given.get("train") is False or given.get("training") is False
+
+
+def changes_in_place(layer: str, operation: str) -> RuntimeError:
+    """Returns the error for a layer that changes a parameter or an input."""
+    return RuntimeError(
+        f"{operation} of `{layer}` changes a parameter or an input in place: a layer must not, because its forward is recomputed "
+        "from them; omit `inplace=True`"
+    )
 
 
 def changes_buffers(layer: str, name: str = "") -> RuntimeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.func import functional_call
 
 from hydra_train import _native
 from hydra_train._errors import HydraError
-from hydra_train.torch._guard import Guard, addresses, changes_buffers
+from hydra_train.torch._guard import Guard, addresses, changes_buffers, changes_in_place
 from hydra_train.torch._memory import TYPES, memory_of, optional_memory, tensor_of, type_names
 
 Loss = Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]
@@ -35,11 +36,21 @@ class Layer:
         self.trained = [parameter.requires_grad for parameter in module.parameters()]
         self.free: list[torch.nn.Module] = []
         self.copying = threading.Lock()
+        self.unused: set[str] = set()
 
     def parameters(self) -> list[tuple[str, list[int], bool, int]]:
         """Returns name, shape, whether it is trained, and an identifier of each parameter."""
         named = self.module.named_parameters()
         return [(at, list(each.shape), each.requires_grad, id(each)) for at, each in named]
+
+    def warn_of_unused(self, name: str) -> None:
+        """Warns once that the loss does not depend on a trained parameter."""
+        if name not in self.unused:
+            self.unused.add(name)
+            warnings.warn(
+                f"the loss does not depend on `{self.name}.{name}`: its gradient is zero, and weight decay changes it all the same; "
+                "`requires_grad_(False)` freezes it"
+            )
 
     def values(self, name: str) -> _native.Memory:
         """Returns a copy of a parameter's initial values."""
@@ -74,19 +85,48 @@ class Layer:
             fixed = addresses([*tensors, *arguments, *batch.values()]) | addresses(buffers.values(), buffers)
             guard = Guard(self.name, seed, fixed, measured)
             with torch.set_grad_enabled(training), guard:
-                outputs = functional_call(module, dict(zip(self.versions, tensors)), tuple(arguments))
+                try:
+                    outputs = functional_call(module, dict(zip(self.versions, tensors)), tuple(arguments))
+                except RuntimeError as error:
+                    # Autograd refuses it before the guard sees the operation.
+                    if "leaf Variable that requires grad" in str(error):
+                        raise changes_in_place(self.name, "its first operation") from error
+                    raise
                 if self.ends is not None:
                     outputs = self.ends.figures(self.name, outputs, batch, training)
             if any(module.get_buffer(at) is not buffer for at, buffer in buffers.items()):
                 raise changes_buffers(self.name)
         found = outputs_of(self.name, outputs)
         del outputs
-        memory = [memory_of(each.detach()) for each in found]
+        # What a module only passes on is not copied.
+        given = {id(argument): memory for argument, memory in zip(arguments, inputs)}
+        memory = [given[id(each)] if id(each) in given else memory_of(each.detach()) for each in found]
         if not training:
             return memory, None, guard.peak, 0
-        leaves = [each for each in tensors if each.requires_grad], [each for each in arguments if each.requires_grad]
-        graph = Graph(self, found, (tensors, arguments), leaves)
+        if measured:
+            self._check_leaves(found, [*tensors, *arguments])
+        graph = Graph(self, found, (tensors, arguments))
         return memory, graph, guard.peak, guard.held()
+
+    def _check_leaves(self, outputs: list[torch.Tensor], own: list[torch.Tensor]) -> None:
+        """Refuses a module whose outputs depend on a tensor with a gradient that is neither a parameter nor an input of it.
+
+        The module is copied without its parameters, so that such a tensor would keep its initial values.
+        """
+        known, seen = {id(each) for each in own}, set[Any]()
+        left: list[Any] = [each.grad_fn for each in outputs]
+        while left:
+            node = left.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            left.extend(before for before, _ in node.next_functions)
+            if node.name() == "torch::autograd::AccumulateGrad" and id(node.variable) not in known:
+                raise RuntimeError(
+                    f"`{self.name}` computes with a tensor of shape {list(node.variable.shape)} that requires a gradient and is no "
+                    "parameter of it: assign the parameter, or the module that has it, to an attribute of the module, not to a list or "
+                    "a closure"
+                )
 
     def _set_threads(self) -> None:
         # Each thread has its own number, which begins as the machine's.
@@ -138,12 +178,26 @@ class Borrowed:
             buffers: dict[int, Any] = {id(buffer): buffer for buffer in self.layer.bare.buffers()}
             with self.layer.copying:
                 self.module = copy.deepcopy(self.layer.bare, buffers)
+        self.attributes = [(at, each, dict(each.__dict__)) for at, each in self.module.named_modules()]
         return self.module
 
     def __exit__(self, kind: object, *_: object) -> None:
         # A module that failed in the middle of a call may have changed.
-        if kind is None:
-            self.layer.free.append(self.module)
+        if kind is not None:
+            return
+        for at, module, before in self.attributes:
+            for name, value in module.__dict__.items():
+                counts = isinstance(value, (int, float, str)) and name != "training"
+                if counts and name in before and value is not before[name] and value != before[name]:
+                    raise RuntimeError(
+                        f"`{self.layer.name}.{at}`".replace(".`", "`") + f" changes its attribute `{name}` from {before[name]!r} to "
+                        f"{value!r} in a forward, which is not supported, because a forward is run again where it is recomputed: "
+                        "compute it from the inputs"
+                    )
+            # Tensors that were kept would keep their graph, and memory of the device.
+            module.__dict__.clear()
+            module.__dict__.update(before)
+        self.layer.free.append(self.module)
 
 
 class Graph:
@@ -154,23 +208,23 @@ class Graph:
         layer: Layer,
         outputs: list[torch.Tensor],
         tensors: tuple[list[torch.Tensor], list[torch.Tensor]],
-        leaves: tuple[list[torch.Tensor], list[torch.Tensor]],
     ) -> None:
-        self.layer, self.outputs, self.tensors, self.leaves = layer, outputs, tensors, leaves
+        self.layer, self.outputs, self.tensors = layer, outputs, tensors
 
     def backward(
-        self, gradients: list[_native.Memory | None], measured: bool
+        self, gradients: list[_native.Memory | None], wanted: list[bool], measured: bool
     ) -> tuple[list[_native.Memory | None], list[_native.Memory | None], int]:
-        """Returns the gradients of the parameters and of the inputs, and the peak bytes of PyTorch if ``measured``."""
+        """Returns the gradients of the parameters and of the ``wanted`` inputs, and the peak bytes of PyTorch if ``measured``."""
         self.layer._set_threads()
         pairs = [
             (output, tensor_of(gradient))
             for output, gradient in zip(self.outputs, gradients)
             if gradient is not None and output.requires_grad
         ]
-        leaves = [*self.leaves[0], *self.leaves[1]]
+        own, inputs = self.tensors
+        leaves = [each for each, is_wanted in zip([*own, *inputs], [*(True for _ in own), *wanted]) if is_wanted and each.requires_grad]
         found: dict[int, torch.Tensor | None] = {}
-        fixed = addresses([*self.tensors[0], *self.tensors[1], *(gradient for _, gradient in pairs)])
+        fixed = addresses([*own, *inputs, *(gradient for _, gradient in pairs)])
         guard = Guard(self.layer.name, None, fixed, measured)
         if pairs and leaves:
             with guard:
@@ -178,8 +232,12 @@ class Graph:
                     [output for output, _ in pairs], leaves, [gradient for _, gradient in pairs], allow_unused=True
                 )
             found = {id(leaf): gradient for leaf, gradient in zip(leaves, got)}
-        parameters, inputs = ([optional_memory(found.get(id(each))) for each in tensors] for tensors in self.tensors)
-        return parameters, inputs, guard.peak
+        if measured:
+            for at, each in zip(self.layer.versions, own):
+                if each.requires_grad and found.get(id(each)) is None:
+                    self.layer.warn_of_unused(at)
+        of_parameters, of_inputs = ([optional_memory(found.get(id(each))) for each in tensors] for tensors in self.tensors)
+        return of_parameters, of_inputs, guard.peak
 
 
 def outputs_of(name: str, outputs: Any) -> list[torch.Tensor]:
