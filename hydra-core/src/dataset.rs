@@ -88,6 +88,12 @@ pub trait Rounds: Dataset {
     /// [`DatasetError::Round`] if the results cannot be processed. The task then fails.
     fn next_round(&self, rows: &[f32]) -> Result<bool, DatasetError>;
 
+    /// The estimated number of items of all rounds after the current one, by which tasks are scheduled: whatever it is, the results are
+    /// the same.
+    fn later_items(&self) -> usize {
+        0
+    }
+
     /// Frees what earlier rounds have computed: the evaluation has ended, early or not. The next one begins with the first round.
     fn release(&self) {}
 

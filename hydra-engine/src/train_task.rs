@@ -3,7 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::error::EngineError;
 use crate::protocol::StopFlag;
-use crate::stages::{Cursor, MicrobatchGroup, Program};
+use crate::stages::{Cursor, MicrobatchGroup, Program, RoundBatches};
 use hydra_core::{Chain, CoreError, Dataset, Metric, ModelWriter, ParamBufferLayout, Rounds, TrainSpec};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,7 @@ impl TrainTask {
             replicas: 1,
             validation: batches(&self.validation),
             test: batches(&self.test),
-            rounds: self.rounds.as_ref().map(|of| of.data.len()),
+            rounds: self.rounds.as_ref().map(|of| RoundBatches::of(of.data.as_ref())),
             initial_validation: self.initial_validation,
             shared: false,
             evaluations: spec.evaluations(),

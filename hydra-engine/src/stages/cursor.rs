@@ -15,7 +15,7 @@
 //! Several microbatch groups of one minibatch or evaluation may be in flight at the same time, each in its own
 //! *replica*. A replica that ends its microbatch group takes the next one that has not started.
 
-use super::{EvaluationKind, Program, ShardTask, Stage};
+use super::{EvaluationKind, Program, RoundBatches, ShardTask, Stage};
 use hydra_sched::{CostModel, ShardTaskKind, WorkLeft, group_length};
 use std::ops::Range;
 
@@ -49,7 +49,7 @@ pub(crate) struct Cursor {
     /// One past the last microbatch or batch that a microbatch group may take.
     until: usize,
     /// The batches of the current round of an evaluation, or of the next first one.
-    round: usize,
+    round: RoundBatches,
     step: usize,
     /// The microbatch groups that have started, by replica.
     replicas: Vec<Option<GroupProgress>>,
@@ -76,7 +76,7 @@ impl Cursor {
     /// A task that has trained `step` minibatches and continues at `stage`.
     pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
         let replicas = (0..program.replicas.max(1)).map(|_| None).collect();
-        let round = program.rounds.unwrap_or(0);
+        let round = program.first_round();
         let mut cursor = Self { stage, until: 0, round, step, replicas, evaluated: 0, program };
         match stage {
             Stage::Evaluate { kind, batch, .. } if cursor.program.shares(kind) => {
@@ -141,7 +141,7 @@ impl Cursor {
 
     /// The batches of the current round of an evaluation.
     pub(crate) fn round(&self) -> usize {
-        self.round
+        self.round.here
     }
 
     /// Returns true if it is in the rounds of an evaluation.
@@ -249,7 +249,9 @@ impl Cursor {
             Stage::Train { .. } => {
                 (p.microbatch_group.microbatches, p.microbatches, p.microbatches_of(self.step))
             }
-            Stage::Evaluate { rounds: true, .. } => (p.microbatch_group.batches, self.round, self.round),
+            Stage::Evaluate { rounds: true, .. } => {
+                (p.microbatch_group.batches, self.round.here, self.round.here)
+            }
             Stage::Evaluate { kind, .. } => (p.microbatch_group.batches, p.batches(kind), p.batches(kind)),
             Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => {
                 return None;
@@ -313,11 +315,11 @@ impl Cursor {
         self.after_minibatches();
     }
 
-    /// Begins the next round of the evaluation, with this number of batches, or ends the evaluation if there are none.
-    pub(crate) fn next_round(&mut self, batches: usize) {
+    /// Begins the next round of the evaluation, with these batches, or ends the evaluation if there are none.
+    pub(crate) fn next_round(&mut self, round: RoundBatches) {
         let Stage::Round { kind } = self.stage else { return };
-        self.round = batches;
-        match batches {
+        self.round = round;
+        match round.here {
             0 => self.after_evaluation(kind),
             _ => self.enter(Stage::Evaluate { kind, batch: 0, rounds: true }),
         }
@@ -350,15 +352,20 @@ impl Cursor {
         let first = self.replicas_in_group().first().and_then(|replica| self.replicas[*replica].as_ref());
         let begun = first.map(GroupProgress::left).unwrap_or_default();
         let with = |microbatch_passes, evaluations| WorkLeft { microbatch_passes, evaluations, ..begun };
-        // Microbatches or batches of this stage that are in no microbatch group yet.
+        let in_rounds = |kind| if p.has_rounds(kind) { p.first_round().all() } else { 0 };
+        // Microbatches or batches of this stage that are in no microbatch group yet, and those of later rounds.
+        let not_begun = self.until.saturating_sub(self.stage.microbatch_pass());
         let here = match self.stage {
-            Stage::Round { .. } => 0,
-            stage => self.until.saturating_sub(stage.microbatch_pass()) as u64,
-        };
+            Stage::Round { .. } => self.round.later,
+            Stage::Evaluate { rounds: true, .. } => not_begun + self.round.later,
+            Stage::Evaluate { kind, .. } => not_begun + in_rounds(kind),
+            _ => not_begun,
+        } as u64;
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
-        let at_the_end = if p.evaluations.is_empty() { p.validation } else { 0 };
+        let validation = p.validation + if p.validation > 0 { in_rounds(EvaluationKind::Validation) } else { 0 };
+        let at_the_end = if p.evaluations.is_empty() { validation } else { 0 };
         let final_evaluations = (at_the_end + p.test) as u64;
-        let periodic = |step: usize| (p.evaluations.left(step, p.steps) * p.validation) as u64;
+        let periodic = |step: usize| (p.evaluations.left(step, p.steps) * validation) as u64;
         match self.stage {
             Stage::Train { .. } => with(later(self.step + 1) + here, final_evaluations + periodic(self.step)),
             Stage::Evaluate { kind, .. } | Stage::Round { kind } => {
@@ -449,7 +456,7 @@ impl Cursor {
             Stage::Train { .. } => p.microbatches_of(self.step),
             // In a shared evaluation the task takes one batch at a time.
             Stage::Evaluate { kind, .. } if p.shares(kind) => first + 1,
-            Stage::Evaluate { rounds: true, .. } => self.round,
+            Stage::Evaluate { rounds: true, .. } => self.round.here,
             Stage::Evaluate { kind, batch, .. } => {
                 self.evaluated = batch;
                 // The checkpoint of another task may name a batch that does not exist; it is refused later.
@@ -548,6 +555,10 @@ mod tests {
         }
     }
 
+    fn round(here: usize, later: usize) -> RoundBatches {
+        RoundBatches { here, later }
+    }
+
     fn run(mut cursor: Cursor) -> Vec<String> {
         let mut log = Vec::new();
         while cursor.stage() != Stage::Finished {
@@ -596,23 +607,23 @@ mod tests {
 
     #[test]
     fn an_evaluation_goes_on_in_rounds() {
-        let program = Program { steps: 0, validation: 0, test: 0, rounds: Some(2), shards: 1, ..program() };
+        let program = Program { steps: 0, validation: 0, test: 0, rounds: Some(round(2, 6)), shards: 1, ..program() };
         let mut cursor = Cursor::new(program);
         let costs = CostModel::new(vec![1.0], vec![1.0], vec![1.0]).unwrap();
-        for batches in [2, 1, 3, 0] {
+        for (batches, later) in [(2, 4), (1, 3), (3, 0), (0, 0)] {
             while let Some(task) = cursor.peek() {
                 assert_eq!(task.kind, ShardTaskKind::Evaluate);
                 cursor.advance(0);
             }
             assert_eq!(cursor.stage(), Stage::Round { kind: EvaluationKind::Test });
             assert_eq!(cursor.until_read_s(&costs, 0, false), Some(0.0), "the next round reads the shard");
-            cursor.next_round(batches);
+            cursor.next_round(round(batches, later));
             assert_eq!(
                 cursor.next_passes(),
                 0..batches.min(1),
                 "a group for each of two replicas, of at most one batch"
             );
-            assert_eq!(cursor.left().evaluations, batches as u64);
+            assert_eq!(cursor.left().evaluations, (batches + later) as u64);
         }
         assert_eq!((cursor.stage(), cursor.peek()), (Stage::Write, None));
     }
@@ -620,7 +631,7 @@ mod tests {
     #[test]
     fn evaluations_during_and_after_training_go_on_in_rounds() {
         let evaluations = Evaluations::new(Some(2), vec![]);
-        let p = Program { evaluations, rounds: Some(1), shards: 1, ..program() };
+        let p = Program { evaluations, rounds: Some(round(1, 0)), shards: 1, ..program() };
         let mut cursor = Cursor::new(p.clone());
         let (mut log, mut rounds) = (Vec::new(), 0);
         while cursor.stage() != Stage::Finished {
@@ -635,7 +646,7 @@ mod tests {
                             Stage::Evaluate { kind, batch: 0, rounds: true }
                         );
                         rounds = (rounds + 1) % 3;
-                        cursor.next_round(rounds);
+                        cursor.next_round(round(rounds, 0));
                     }
                     _ => cursor.waited(false),
                 }

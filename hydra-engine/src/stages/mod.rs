@@ -8,7 +8,7 @@ mod program;
 
 pub(crate) use cursor::Cursor;
 pub use program::MicrobatchGroup;
-pub(crate) use program::Program;
+pub(crate) use program::{Program, RoundBatches};
 
 use hydra_sched::ShardTaskKind;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! The shape of a task, in counts.
 
 use super::EvaluationKind;
-use hydra_core::Evaluations;
+use hydra_core::{Evaluations, Rounds};
 use serde::Serialize;
 
 /// The largest number of microbatch passes in one microbatch group: a promoted shard computes all of them before the
@@ -17,6 +17,26 @@ pub struct MicrobatchGroup {
 impl MicrobatchGroup {
     /// One microbatch pass after the other.
     pub(crate) const ONE: Self = Self { microbatches: 1, batches: 1 };
+}
+
+/// The batches of a round of an evaluation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RoundBatches {
+    pub here: usize,
+    /// The estimated batches of all later rounds.
+    pub later: usize,
+}
+
+impl RoundBatches {
+    /// Those of the current round of some data.
+    pub fn of(data: &dyn Rounds) -> Self {
+        Self { here: data.len(), later: data.later_items() }
+    }
+
+    /// Those of this round and of all later ones.
+    pub fn all(&self) -> usize {
+        self.here + self.later
+    }
 }
 
 /// The parts of a task, in counts.
@@ -39,7 +59,7 @@ pub(crate) struct Program {
     pub test: usize,
     /// The batches of the first round of evaluations that go on in rounds: those on the validation data, but for the initial one.
     /// A task without other data has the rounds alone, as an evaluation of the test data.
-    pub rounds: Option<usize>,
+    pub rounds: Option<RoundBatches>,
     pub initial_validation: bool,
     /// The largest number of microbatch groups in flight, each on its own device; at least one.
     pub replicas: usize,
@@ -67,7 +87,12 @@ impl Program {
 
     /// The batches of the longest evaluation or first round.
     pub fn most_batches(&self) -> usize {
-        self.validation.max(self.test).max(self.rounds.unwrap_or(0))
+        self.validation.max(self.test).max(self.first_round().here)
+    }
+
+    /// The batches of the first round, if there are rounds.
+    pub fn first_round(&self) -> RoundBatches {
+        self.rounds.unwrap_or_default()
     }
 
     /// Returns true if an evaluation goes on in rounds after its batches.

@@ -27,7 +27,7 @@ use crate::device::{Adding, ShardWork};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
-use crate::stages::{Cursor, EvaluationKind, MicrobatchPass, Next, ShardTask, Stage};
+use crate::stages::{Cursor, EvaluationKind, MicrobatchPass, Next, RoundBatches, ShardTask, Stage};
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CopyUse, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
@@ -522,7 +522,7 @@ impl LiveTask {
         }
         if self.cursor.program().has_rounds(kind) {
             self.underway.known = 0;
-            self.cursor.next_round(self.cursor.program().rounds.unwrap_or(0));
+            self.cursor.next_round(self.cursor.program().first_round());
             return Ok(Progress::Evaluating { kind, batch: batches - 1, batches, units });
         }
         self.end_evaluation(kind, claim.what.step)
@@ -537,11 +537,11 @@ impl LiveTask {
         self.underway.known = 0;
         let rows = std::mem::take(&mut self.underway.round);
         let data = of.data;
-        let batches = guarded("the data of an evaluation in rounds", || {
-            Ok(if data.next_round(&rows)? { data.len() } else { 0 })
+        let round = guarded("the data of an evaluation in rounds", || {
+            Ok(if data.next_round(&rows)? { RoundBatches::of(data.as_ref()) } else { RoundBatches::default() })
         })?;
-        self.cursor.next_round(batches);
-        if batches > 0 { Ok(Progress::Nothing) } else { self.end_evaluation(kind, claim.what.step) }
+        self.cursor.next_round(round);
+        if round.here > 0 { Ok(Progress::Nothing) } else { self.end_evaluation(kind, claim.what.step) }
     }
 
     /// Records the result of an evaluation.

@@ -283,6 +283,15 @@ impl Rounds for Sequences {
         Ok(goes_on)
     }
 
+    /// As if all sequences went on to their largest length, and as many as now were in the cache.
+    fn later_items(&self) -> usize {
+        let state = self.state();
+        let most = |prompt: usize| self.limits.tokens(self.prompts[prompt].ids.len());
+        let active = state.active.iter().map(|of| (most(of.prompt) - of.ids.len()).saturating_sub(1));
+        let waiting = state.waiting.iter().map(|prompt| most(*prompt) - self.prompts[*prompt].ids.len());
+        (active.sum::<usize>() + waiting.sum::<usize>()).div_ceil(state.active.len().clamp(1, GROUP))
+    }
+
     fn release(&self) {
         let mut state = self.state();
         let has_tokens = state.generated.iter().any(|made| !made.ids.is_empty());
