@@ -82,6 +82,7 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
     let mut model = Model::load(&spec, &decode_memory(&devices, &around.machine))?;
     let request = Request::new(&model, &args.asked)?;
     tell(&model.note_of_origin(&each[0], &[spec.seed], ""));
+    model.notes().for_each(|note| tell(&note));
     request.notes().iter().for_each(|note| tell(note));
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
     let prints_lines = args.json || args.out.is_some();

@@ -12,13 +12,14 @@ use crate::terminal::Usage;
 use anyhow::{Context as _, Result, bail};
 use hydra_core::{Dataset, FirstItems};
 use hydra_models::data::{
-    Column, Content, Context, Corpus, DecodeMemory, ExampleFiles, ImageSource, InputRows, LabelledFiles,
-    LossOn, Packing, PreferenceFiles, Preprocessor, Records, ScoredRows, Split, TokenForm, TokenSource,
-    TokenSplits, WithReference,
+    Column, Content, Context, Corpus, CorpusKind, DecodeMemory, ExampleFiles, ImageSource, InputRows,
+    LabelledFiles, LossOn, PREPROCESSOR, Packing, PreferenceFiles, Preprocessor, Records, ScoredRows, Split,
+    TokenForm, TokenSource, TokenSplits, WithReference,
 };
 use hydra_models::family::{Model, Reads, TaskType};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The training and evaluation data of a run.
@@ -197,7 +198,8 @@ impl Reader {
                 let numbers = model.number_classes(source.classes())?;
                 let (name, held_out) = (source.name(), source.held_out());
                 let unread = notes_of_unread(name, source.unread(), ".png or .jpg");
-                let notes = note_of_parts(name, held_out).into_iter().chain(unread).collect();
+                let defaults = note_of_preprocessor(model.directory(), preprocessor.side());
+                let notes = note_of_parts(name, held_out).into_iter().chain(unread).chain(defaults).collect();
                 let images = |split: &Split| {
                     let images = source.images(*split, preprocessor, &numbers, memory)?;
                     Ok(Arc::new(images) as Arc<dyn Content>)
@@ -232,16 +234,16 @@ impl TokenReader {
         let Self { tokenizer, vocabulary, context, loss_on, pack, .. } = self;
         let (vocabulary, context, loss_on, pack) = (*vocabulary, *context, *loss_on, *pack);
         let form = TokenForm { tokenizer, conventions: &conventions, context, vocabulary, loss_on, pack };
-        let splits = source.splits(splits, &form)?;
+        let read = source.splits(splits, &form)?;
         let notes = match source {
-            TokenSource::Text(corpus) => note_of_records(corpus).into_iter().collect(),
-            TokenSource::Examples(files) => self.notes(files, &splits),
+            TokenSource::Text(corpus) => notes_of_text(corpus, splits, &read),
+            TokenSource::Examples(files) => self.notes(files, &read),
         };
         Ok(Splits {
-            splits: splits.splits,
-            context: Some(splits.context),
-            items: splits.items,
-            notes,
+            splits: read.splits,
+            context: Some(read.context),
+            items: read.items,
+            notes: notes.into_iter().chain(notes_of_model(model)).collect(),
             references: Vec::new(),
         })
     }
@@ -264,22 +266,23 @@ impl TokenReader {
             note_of_merged(&name, tally.merged),
             note_of_truncated((&name, "text"), scored.cut, "", context.example, self.positions),
         ];
-        let notes = notes.into_iter().flatten().chain(tally.remarks.notes()).collect();
+        let notes = notes.into_iter().flatten().chain(tally.remarks.notes()).chain(notes_of_model(model));
+        let notes = notes.collect();
         Ok((scored, notes))
     }
 
     /// Returns the notes on unused parts of the examples.
     fn notes(&self, files: &ExampleFiles, splits: &TokenSplits) -> Vec<String> {
         let name = files.name();
-        let unread: Vec<String> = files.unread().iter().map(|path| format!("`{}`", path.display())).collect();
         let tally = &splits.tally;
         let notes = [
-            note_of_unread(name, &unread),
+            note_of_unread(name, &quoted(files.unread())),
             note_of_unused(name, &tally.unused),
             files.have_labels().then(|| note_of_labels(name)),
             note_of_alpaca(name, tally.alpaca),
             note_of_sharegpt(name, tally.sharegpt),
             note_of_merged(name, tally.merged),
+            note_of_empty(name, tally.empty),
             note_of_unlearned(name, splits.unlearned),
             note_of_cut(name, splits, self.context.example, self.positions),
             splits.packing.as_ref().map(|packing| note_of_packing(packing, splits.context)),
@@ -347,6 +350,21 @@ fn note_of_unlearned(name: &str, examples: usize) -> Option<String> {
     })
 }
 
+/// Returns the notes on what the model's files have and the model does not use.
+fn notes_of_model(model: &dyn Model) -> impl Iterator<Item = String> {
+    model.notes().into_iter().map(|note| format!("note: {note}"))
+}
+
+/// Returns the note on rows with an empty answer.
+fn note_of_empty(name: &str, rows: usize) -> Option<String> {
+    (rows > 0).then(|| {
+        format!(
+            "note: the completion of {} of `{name}` is empty: the end-of-text token alone is trained there",
+            counted(rows, "row")
+        )
+    })
+}
+
 /// Returns the note on the fill of packed rows of `context` tokens.
 fn note_of_packing(packing: &Packing, context: usize) -> String {
     let Packing { examples, rows, tokens } = packing;
@@ -383,7 +401,60 @@ fn note_of_batch(batch: usize, train: usize, items: &str, context: Option<usize>
     })
 }
 
-/// Returns the note on plain text that looks like JSON. Every character of it is trained on.
+/// Returns the note on the defaults that replace a missing file of a model's directory.
+fn note_of_preprocessor(directory: Option<&Path>, side: usize) -> Option<String> {
+    let directory = directory.filter(|directory| !directory.join(PREPROCESSOR).is_file())?;
+    Some(format!(
+        "note: `{}` has no {PREPROCESSOR}: images are resized bilinearly to {side} x {side}, and their values are from -1 to 1",
+        directory.display()
+    ))
+}
+
+/// Returns the notes on what splits of a text leave out.
+fn notes_of_text(corpus: &Corpus, splits: &[Split], read: &TokenSplits) -> Vec<String> {
+    let notes = [
+        note_of_records(corpus),
+        note_of_unread(corpus.name(), &quoted(corpus.unread())),
+        note_of_blank_lines(&corpus.blank_lines(splits)),
+        note_of_remainders(corpus, splits, read),
+    ];
+    notes.into_iter().flatten().collect()
+}
+
+/// Returns the note on the blank lines of files.
+fn note_of_blank_lines(blank: &BTreeMap<&Path, usize>) -> Option<String> {
+    let of_file = |(path, lines): (&&Path, &usize)| {
+        format!("{} of `{}`", counted(*lines, "blank line"), path.display())
+    };
+    let files: Vec<String> = blank.iter().map(of_file).collect();
+    let are = if blank.values().sum::<usize>() == 1 { "is" } else { "are" };
+    (!files.is_empty()).then(|| format!("note: {} {are} left out", files.join(" and ")))
+}
+
+/// Returns the note on tokens after the last whole block, if they are more than 1% of a split. The built-in corpus is none that
+/// a user gave.
+fn note_of_remainders(corpus: &Corpus, splits: &[Split], read: &TokenSplits) -> Option<String> {
+    let context = read.context;
+    let of_split = |(split, data): (&Split, &Arc<dyn Content>)| {
+        let (tokens, left) = (data.units(), data.units() % context);
+        (100 * left > tokens).then(|| format!("the last {left} of {tokens} tokens of the {split} split"))
+    };
+    let parts: Vec<String> = splits.iter().zip(&read.splits).filter_map(of_split).collect();
+    (!parts.is_empty() && corpus.kind() != CorpusKind::Builtin).then(|| {
+        format!(
+            "note: {} of `{}` make no whole block of {context} tokens and are left out",
+            parts.join(" and "),
+            corpus.name()
+        )
+    })
+}
+
+/// Returns paths in quotes.
+fn quoted(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(|path| format!("`{}`", path.display())).collect()
+}
+
+/// Returns the note on plain text that looks like JSON. Its punctuation and field names are trained on.
 fn note_of_records(corpus: &Corpus) -> Option<String> {
     let name = corpus.name();
     let (found, ending) = match corpus.records()? {
@@ -422,6 +493,61 @@ mod tests {
         assert!(!note.contains('\n'), "one line");
         let note = note_of_batch(9, 8, "images", None).unwrap();
         assert!(note.contains("training data, 8 images: every") && !note.contains("--context"), "{note}");
+    }
+
+    #[test]
+    fn what_a_text_leaves_out_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let notes = |path: &Path, splits: &[Split]| {
+            let source = TokenSource::load(path.to_str().unwrap(), &[]).unwrap();
+            let (tokenizer, conventions) = (Tokenizer::Bytes, Conventions::default());
+            let (context, loss_on) = (Context::uniform(8), LossOn::default());
+            let form = TokenForm {
+                tokenizer: &tokenizer,
+                conventions: &conventions,
+                context,
+                vocabulary: 256,
+                loss_on,
+                pack: false,
+            };
+            let read = source.splits(splits, &form).unwrap();
+            let TokenSource::Text(corpus) = source else { panic!("no text") };
+            notes_of_text(&corpus, splits, &read)
+        };
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        write("train.txt", &format!("{}\n \n", "a line of 16 by\n".repeat(50)));
+        write("test.txt", &format!("{}\nabcd", "a line of 16 by\n".repeat(5)));
+        write("val.txt", &format!("{}abcd", "a line of 16 by\n".repeat(50)));
+        let name = dir.path().display();
+        let all = notes(dir.path(), &Split::ALL);
+        assert_eq!(
+            all[0],
+            format!(
+                "note: 1 blank line of `{name}/test.txt` and 2 blank lines of `{name}/train.txt` are left out"
+            )
+        );
+        let left = "note: the last 4 of 84 tokens of the test split of";
+        assert_eq!(
+            all[1..],
+            [format!("{left} `{name}` make no whole block of 8 tokens and are left out")],
+            "4 of 804 are few"
+        );
+        assert_eq!(notes(dir.path(), &[Split::Validation]), [""; 0]);
+        write("train-2.txt", "more\n");
+        let unread = notes(dir.path(), &[Split::Validation]);
+        assert!(unread.len() == 1 && unread[0].contains("train-2.txt`; "), "{unread:?}");
+        assert_eq!(notes(Path::new("builtin"), &Split::ALL), [""; 0]);
+    }
+
+    #[test]
+    fn a_guessed_preprocessor_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = note_of_preprocessor(Some(dir.path()), 96).unwrap();
+        let part = "` has no preprocessor_config.json: images are resized bilinearly to 96 x 96, and";
+        assert!(note.contains(part), "{note}");
+        assert_eq!(note_of_preprocessor(None, 96), None);
+        std::fs::write(dir.path().join(PREPROCESSOR), "{}").unwrap();
+        assert_eq!(note_of_preprocessor(Some(dir.path()), 96), None);
     }
 
     #[test]

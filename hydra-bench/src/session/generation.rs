@@ -433,7 +433,7 @@ fn lines(file: &Path) -> Result<Vec<String>> {
 struct OwnSettings(Map<String, Value>);
 
 /// Keys of `generation_config.json` that change tokens and are not used, with the values that change nothing.
-const UNUSED: [(&str, &[f64]); 27] = [
+const UNUSED: [(&str, &[f64]); 29] = [
     ("num_beams", &[1.0]),
     ("no_repeat_ngram_size", &[0.0]),
     ("encoder_no_repeat_ngram_size", &[0.0]),
@@ -449,6 +449,8 @@ const UNUSED: [(&str, &[f64]); 27] = [
     ("forced_bos_token_id", &[]),
     ("forced_eos_token_id", &[]),
     ("bad_words_ids", &[]),
+    ("force_words_ids", &[]),
+    ("constraints", &[]),
     ("penalty_alpha", &[0.0]),
     ("max_length", &[20.0]),
     ("max_time", &[]),
@@ -762,5 +764,17 @@ impl Meter {
                 promoted.unwrap_or_default()
             ));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_change_tokens_and_are_not_used_are_named() {
+        let keys = json!({"force_words_ids": [[5]], "constraints": [{}], "num_beams": 1, "min_p": null});
+        let own = OwnSettings(keys.as_object().unwrap().clone());
+        assert_eq!(own.notes(), ["note: not used of generation_config.json: force_words_ids, constraints"]);
     }
 }

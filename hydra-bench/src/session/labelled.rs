@@ -11,7 +11,7 @@ use hydra_models::ModelError;
 use hydra_models::data::{
     Column, Content as _, InputRows, LabelForm, LabelledFiles, LabelledTexts, LossOn, Split, unlabelled,
 };
-use hydra_models::family::{Classes, Labels, Model, Reads, TaskType};
+use hydra_models::family::{Classes, HeadConfig, Labels, Model, Reads, TaskType};
 use hydra_models::lora::AdapterDir;
 use hydra_models::objective::ProblemType;
 use hydra_models::tokenizer::Tokenizer;
@@ -64,6 +64,8 @@ pub(super) struct LabelReader {
     columns: Vec<Column>,
     /// What the labels are: the given type, or that of a trained head.
     problem: Option<ProblemType>,
+    /// What the configuration of a head that is not trained says they are.
+    configured: Option<ProblemType>,
     /// The adapters whose classes the head has.
     adapter: Option<AdapterDir>,
 }
@@ -78,8 +80,9 @@ impl LabelReader {
         let context = context_of(positions, spec.context)?.example;
         let head = model.head().filter(|head| head.is_classifier());
         let problem = spec.problem_type.or_else(|| head?.determined_problem());
+        let configured = model.head().and_then(HeadConfig::named_problem);
         let columns = spec.columns.clone();
-        Ok(Self { tokenizer, vocabulary, positions, context, columns, problem, adapter: None })
+        Ok(Self { tokenizer, vocabulary, positions, context, columns, problem, configured, adapter: None })
     }
 
     /// Takes the classes from these adapters of a classifier, if they name them: data may have some of them.
@@ -92,6 +95,7 @@ impl LabelReader {
     fn numbers(&self, labels: &Labels, model: &mut dyn Model) -> Result<Vec<i32>, ModelError> {
         let of_adapter = self.adapter.as_ref().and_then(|adapter| Some((adapter, adapter.classes()?)));
         let Some((adapter, classes)) = of_adapter else { return model.classify(labels) };
+        forget_classes(model);
         model.classify(&Labels { names: classes.names(), ..*labels })?;
         classes.numbers_of(&labels.names).ok_or_else(|| ModelError::Classes {
             model: adapter.file(),
@@ -105,8 +109,13 @@ impl LabelReader {
     pub(super) fn as_trained(&self, model: &mut dyn Model) -> Result<Labels> {
         let head = model.head().filter(|head| head.is_classifier());
         let own = head.map(|head| head.classes().names());
+        let named = model.head().and_then(HeadConfig::named_classes);
         let of_adapter = |adapter: &AdapterDir| {
-            let counted = || adapter.outputs().map(Classes::numbered);
+            let counted = || {
+                let outputs = adapter.outputs()?;
+                let named = named.clone().filter(|classes| classes.count() == outputs);
+                Some(named.unwrap_or_else(|| Classes::numbered(outputs)))
+            };
             adapter.classes().cloned().or_else(|| if own.is_none() { counted() } else { None })
         };
         let names = self.adapter.as_ref().and_then(of_adapter).map(|classes| classes.names()).or(own);
@@ -118,7 +127,10 @@ impl LabelReader {
                 "{place} has no classifier: pass a model that is one, or --adapter with the adapters of one"
             )
         })?;
-        let known = self.problem.or_else(|| self.adapter.as_ref()?.problem());
+        let known = self.problem.or_else(|| self.adapter.as_ref()?.problem()).or(self.configured);
+        if self.adapter.as_ref().is_some_and(|adapter| adapter.classes().is_some()) {
+            forget_classes(model);
+        }
         let problem = known.unwrap_or(match names.len() {
             1 => ProblemType::Regression,
             _ => ProblemType::SingleLabelClassification,
@@ -144,8 +156,21 @@ impl LabelReader {
         let cut = note_of_truncated((&name, "text"), cut, "", self.context, self.positions);
         // Adapters have the weights of the head that the model's files do not have.
         let of_model = model.notes().into_iter().filter(|_| self.adapter.is_none());
-        let of_model = of_model.map(|note| format!("note: {note}"));
+        let of_model = of_model.chain(notes_of_head(model)).map(|note| format!("note: {note}"));
         Ok((texts, cut.into_iter().chain(of_model).collect()))
+    }
+
+    /// The note on classes that neither the adapters nor the model's configuration names.
+    fn note_of_guess(&self, labels: &Labels, model: &dyn Model) -> Option<String> {
+        let unnamed = |adapter: &&AdapterDir| adapter.classes().is_none() && adapter.outputs().is_some();
+        let adapter = self.adapter.as_ref().filter(unnamed)?;
+        let of_data = model.head().is_some_and(HeadConfig::has_classes_of_data);
+        (of_data && labels.problem != ProblemType::Regression).then(|| {
+            format!(
+                "note: `{}` does not name the classes of its head: they are taken to be those of the data, in this order",
+                adapter.file().display()
+            )
+        })
     }
 
     /// Opens rows with labels.
@@ -157,7 +182,13 @@ impl LabelReader {
             )
             .into());
         }
-        Ok(LabelledFiles::open(Path::new(data), &self.columns, self.problem)?)
+        let open = |problem| LabelledFiles::open(Path::new(data), &self.columns, problem);
+        let of_adapter = self.adapter.as_ref().and_then(AdapterDir::problem);
+        match self.configured.filter(|_| self.problem.or(of_adapter).is_none()) {
+            // Labels that do not fit the configuration are what they are without it, which a note states.
+            Some(configured) => Ok(open(Some(configured)).or_else(|_| open(None))?),
+            None => Ok(open(self.problem)?),
+        }
     }
 
     /// Reads splits for a model, which becomes a classifier of the data's labels.
@@ -190,8 +221,10 @@ impl LabelReader {
             note_of_unread(name, &unread),
             note_of_unused(name, &read.tally.unused),
             note_of_cut(name, &read, self.context, self.positions),
+            self.note_of_guess(labels, model),
         ];
-        let of_model = model.notes().into_iter().map(|note| format!("note: {note}"));
+        let of_model = model.notes().into_iter().chain(notes_of_head(model));
+        let of_model = of_model.map(|note| format!("note: {note}"));
         let of_folders = notes_of_unread(name, source.unread_in_folders(), ".txt");
         let notes = notes.into_iter().flatten().chain(of_folders).chain(of_model);
         Ok(Splits {
@@ -202,6 +235,18 @@ impl LabelReader {
             references: Vec::new(),
         })
     }
+}
+
+/// Makes a head that is not trained forget the classes of its configuration, because adapters name their own.
+fn forget_classes(model: &mut dyn Model) {
+    if let Some(head) = model.head_mut().filter(|head| !head.is_classifier()) {
+        head.id2label = None;
+    }
+}
+
+/// What a new head does not use of its configuration.
+fn notes_of_head(model: &dyn Model) -> Vec<String> {
+    model.head().map(HeadConfig::notes).unwrap_or_default()
 }
 
 /// Refuses settings that apply to language models only.
@@ -236,5 +281,62 @@ fn note_of_labels(name: &str, problem: ProblemType, names: &[String]) -> String 
         ProblemType::MultiLabelClassification => {
             format!("note: the labels of `{name}` are {classes}; a text can have several")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hydra_models::family;
+    use serde_json::{Value, json};
+    use std::fs;
+    use tempfile::TempDir;
+
+    /// Reads texts with these labels for a base with these keys in its configuration: the classes and the problem type of
+    /// the head that they make, and the notes on its configuration.
+    fn read(keys: Value, labels: &[&str]) -> (Vec<String>, ProblemType, Vec<String>) {
+        let dir = TempDir::new().unwrap();
+        let mut config = json!({
+            "model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2,
+            "architectures": ["GPT2LMHeadModel"],
+        });
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let [file, data] = ["model.json", "data.jsonl"].map(|name| dir.path().join(name));
+        fs::write(&file, config.to_string()).unwrap();
+        let rows =
+            labels.iter().cycle().take(20).map(|label| format!("{{\"text\": \"a\", \"label\": {label}}}\n"));
+        fs::write(&data, rows.collect::<String>()).unwrap();
+        let mut model = family::load(file.to_str().unwrap()).unwrap();
+        let spec: ModelSettings = crate::settings::flags::defaults();
+        let reader = LabelReader::new(model.as_ref(), Tokenizer::Bytes, &spec).unwrap();
+        let source = reader.open(data.to_str().unwrap()).unwrap();
+        let read = reader.read(&source, &[Split::Train], model.as_mut()).unwrap();
+        let notes = read.notes.into_iter().filter(|note| note.contains("configuration")).collect();
+        let head = model.head().unwrap();
+        (head.classes().names(), head.problem(), notes)
+    }
+
+    #[test]
+    fn a_new_head_takes_what_its_configuration_says_if_the_labels_fit() {
+        let (pos, neg) = (r#""pos""#, r#""neg""#);
+        let names = |names: [&str; 2]| names.map(str::to_owned).to_vec();
+        let two = json!({"id2label": {"0": "pos", "1": "neg"}});
+        let single = ProblemType::SingleLabelClassification;
+        assert_eq!(read(two.clone(), &[neg, pos]), (names(["pos", "neg"]), single, vec![]));
+        let (classes, problem, notes) = read(two, &[neg, r#""other""#]);
+        assert_eq!((classes, problem, notes.len()), (names(["neg", "other"]), single, 1));
+        assert!(
+            notes[0].starts_with("note: `id2label` of the model's configuration is not used"),
+            "{notes:?}"
+        );
+        let several = json!({"problem_type": "multi_label_classification"});
+        let multi = ProblemType::MultiLabelClassification;
+        assert_eq!(read(several, &[neg, pos]), (names(["neg", "pos"]), multi, vec![]));
+        let (_, problem, notes) = read(json!({"problem_type": "regression"}), &[neg, pos]);
+        assert_eq!((problem, notes.len()), (single, 1));
+        assert!(
+            notes[0].starts_with("note: `problem_type` of the model's configuration is not"),
+            "{notes:?}"
+        );
     }
 }

@@ -57,6 +57,11 @@ impl Model {
         Ok(Self { model, name, dtype, train, reader, objective, memory, predicts, vocabulary_parts })
     }
 
+    /// What its files have and it does not use, as notes.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
+        self.model.notes().into_iter().map(|note| format!("note: {note}"))
+    }
+
     /// Takes the classes of a classifier of texts from the adapters of the settings, if there are any.
     pub(crate) fn take_classes(&mut self, adapters: &AdapterSettings) -> Result<()> {
         if let (Reader::Labelled(reader), Some(adapter)) = (&mut self.reader, adapters.adapter.as_ref()) {

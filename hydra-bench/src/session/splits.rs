@@ -54,13 +54,13 @@ pub(super) fn notes_of_unread(name: &str, unread: &Unread, read: &str) -> Vec<St
     notes
 }
 
-/// Returns the note on files that belong to no split.
+/// Returns the note on files of a directory that are not read.
 pub(super) fn note_of_unread(name: &str, unread: &[String]) -> Option<String> {
     let (some, more) = (&unread[..unread.len().min(NAMES)], if unread.len() > NAMES { " .." } else { "" });
     (!unread.is_empty()).then(|| {
         format!(
-            "note: `{name}` has files that belong to no split and are not read: {}{more}; the files of a split are named \
-            train, validation or test",
+            "note: `{name}` has files that are not read: {}{more}; a directory has either texts or rows, in files named train, \
+            validation or test",
             some.join(", ")
         )
     })

@@ -14,13 +14,15 @@ pub fn hydra(arguments: &[&str]) -> Command {
     command
 }
 
-/// The lines on standard error without progress, and without the note about initial weights.
+/// The lines on standard error without progress, and without the notes about initial weights and about the last block of a text,
+/// which is hardly ever whole in the short texts of tests.
 pub fn notes(err: &str) -> String {
     let is_progress = |line: &&str| {
         let of_run = [
             "run directory: ",
             "total: ",
             "note: weights",
+            "note: the last ",
             "note: by default --",
             "prepared in ",
             "reading models and data, ",

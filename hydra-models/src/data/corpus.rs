@@ -1,8 +1,9 @@
 //! A text in up to three splits.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -76,13 +77,17 @@ pub struct Corpus {
     name: String,
     kind: CorpusKind,
     splits: [Option<Cow<'static, str>>; 3],
+    /// The file of each split.
+    files: [Option<PathBuf>; 3],
+    unread: Vec<PathBuf>,
 }
 
 impl Corpus {
     /// The built-in corpus: 180 KB of simple English for training, 12 KB each for validation and test.
     pub fn builtin() -> Self {
         let splits = builtin::TEXTS.map(|text| Some(Cow::Borrowed(text)));
-        Self { name: "builtin".to_owned(), kind: CorpusKind::Builtin, splits }
+        let (name, files, unread) = ("builtin".to_owned(), Default::default(), Vec::new());
+        Self { name, kind: CorpusKind::Builtin, splits, files, unread }
     }
 
     /// Loads the corpus of a `--data` value: `builtin`, or a path. Errors are those of [`open`](Self::open).
@@ -103,12 +108,22 @@ impl Corpus {
         if !path.exists() {
             return Err(DataError::Missing { path: path.to_owned() });
         }
-        let (kind, splits) = if path.is_dir() {
-            (CorpusKind::WikiText, wikitext::read(path)?)
+        let (kind, files, unread) = if path.is_dir() {
+            let (files, unread) = wikitext::find(path)?;
+            (CorpusKind::WikiText, files, unread)
         } else {
-            (CorpusKind::PlainText, text::parts(text::read(path)?).map(Some))
+            (CorpusKind::PlainText, [(); 3].map(|()| Some(path.to_owned())), Vec::new())
         };
-        Ok(Self { name: path.display().to_string(), kind, splits: splits.map(|text| text.map(Cow::Owned)) })
+        let splits = match kind {
+            CorpusKind::PlainText => text::parts(text::read(path)?).map(Some),
+            _ => {
+                let read = |file: &Option<PathBuf>| file.as_deref().map(text::read).transpose();
+                let [train, validation, test] = files.each_ref().map(read);
+                [train?, validation?, test?]
+            }
+        };
+        let splits = splits.map(|text| text.map(Cow::Owned));
+        Ok(Self { name: path.display().to_string(), kind, splits, files, unread })
     }
 
     /// `builtin`, or the path as given.
@@ -119,6 +134,25 @@ impl Corpus {
     /// The origin of the corpus.
     pub fn kind(&self) -> CorpusKind {
         self.kind
+    }
+
+    /// Other texts and row files in the directory, which are not read.
+    pub fn unread(&self) -> &[PathBuf] {
+        &self.unread
+    }
+
+    /// The number of blank lines in each file of these splits, which yield no tokens. It omits the built-in corpus and
+    /// WikiText's own files, whose convention they are.
+    pub fn blank_lines(&self, splits: &[Split]) -> BTreeMap<&Path, usize> {
+        let mut counts = BTreeMap::<&Path, usize>::new();
+        for split in splits.iter().map(|split| *split as usize) {
+            let (Some(file), Some(text)) = (&self.files[split], &self.splits[split]) else { continue };
+            let blank = text.lines().filter(|line| line.trim().is_empty()).count();
+            if blank > 0 && !wikitext::is_original(file) {
+                *counts.entry(file.as_path()).or_default() += blank;
+            }
+        }
+        counts
     }
 
     /// Returns whether the corpus has this split.
@@ -186,7 +220,6 @@ impl fmt::Debug for Corpus {
 mod tests {
     use std::error::Error;
     use std::fs;
-    use std::path::PathBuf;
 
     use super::*;
 
@@ -218,6 +251,45 @@ mod tests {
             assert_eq!(corpus.kind(), CorpusKind::WikiText);
             assert_eq!(Split::ALL.map(|split| corpus.text(split).unwrap()), ["one\n", "two\n", "three\n"]);
         }
+    }
+
+    #[test]
+    fn other_data_in_a_directory_is_unread() {
+        let unread = |files: &[&str]| {
+            let files: Vec<(&str, &[u8])> = files.iter().map(|name| (*name, &b"text\n"[..])).collect();
+            let dir = dir(&files);
+            let corpus = Corpus::open(dir.path()).unwrap();
+            let short = |path: &PathBuf| path.strip_prefix(dir.path()).unwrap().display().to_string();
+            corpus.unread().iter().map(short).collect::<Vec<_>>()
+        };
+        assert_eq!(unread(&["train.txt", "train-2.txt", "README.md", "LICENSE"]), ["train-2.txt"]);
+        assert_eq!(unread(&["train.txt", "val.txt", "extra.jsonl", "config.json"]), ["extra.jsonl"]);
+        assert_eq!(unread(&["wiki.train.raw", "train.txt"]), ["train.txt"]);
+        assert_eq!(Corpus::builtin().unread().len(), 0);
+    }
+
+    #[test]
+    fn blank_lines_are_counted_by_file() {
+        let dir = dir(&[
+            ("train.txt", b"a\n\n \t\nb\n"),
+            ("val.txt", b"a\n"),
+            ("wiki.test.tokens", b"\n = A = \n\n"),
+            ("novel", b"\none\n\ntwo\n\nthree\n\nfour\n"),
+        ]);
+        let count = |corpus: Corpus, splits: &[Split]| {
+            let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+            corpus
+                .blank_lines(splits)
+                .into_iter()
+                .map(|(path, count)| (name(path), count))
+                .collect::<Vec<_>>()
+        };
+        let open = |name: &str| Corpus::open(&dir.path().join(name)).unwrap();
+        assert_eq!(count(open(""), &Split::ALL), [("train.txt".to_owned(), 2)]);
+        assert!(count(open(""), &[Split::Validation]).is_empty());
+        assert_eq!(count(open("novel"), &Split::ALL), [("novel".to_owned(), 4)], "of all parts");
+        assert!(count(open("wiki.test.tokens"), &Split::ALL).is_empty());
+        assert!(count(Corpus::builtin(), &Split::ALL).is_empty());
     }
 
     #[test]

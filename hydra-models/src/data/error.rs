@@ -237,6 +237,9 @@ pub enum DataError {
     /// A file that is not in the CIFAR-10 binary format.
     #[error("`{path}` is not a CIFAR-10 binary file: expected records of 3073 bytes with a class from 0 to 9, found {found}", path = path.display())]
     Cifar { path: PathBuf, found: String },
+    /// Only some of CIFAR-10's files of a split exist.
+    #[error("the {split} split of CIFAR-10 is incomplete: add the missing files {}", quoted_paths(missing))]
+    CifarMissing { split: Split, missing: Vec<PathBuf> },
     /// More tokens than a 32-bit count holds.
     #[error("{name} has more than 4294967295 tokens: split it into several files")]
     TooManyTokens { name: String },

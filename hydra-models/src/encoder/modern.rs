@@ -123,7 +123,8 @@ fn thetas(file: &Map<String, Value>, defaults: [f64; 2]) -> Result<[f64; 2], Mod
     let older = ["global_rope_theta", "local_rope_theta"];
     for ((theta, layers), older) in thetas.iter_mut().zip(TYPES).zip(older) {
         let own = key(file, "rope_parameters").and_then(|all| all.get(layers));
-        let kind = own.and_then(|own| own.get("rope_type")).and_then(Value::as_str).unwrap_or("default");
+        let kind = ["rope_type", "type"].into_iter().find_map(|name| own?.get(name)?.as_str());
+        let kind = kind.unwrap_or("default");
         if kind != "default" {
             return Err(refuse("rope_parameters", kind, "rope_type default"));
         }
@@ -165,5 +166,14 @@ mod tests {
         let default = read(json!({}));
         assert_eq!(default.is_global, [true, false, false, true]);
         assert_eq!((default.thetas, default.window(1)), ([160_000.0, 10_000.0], Some(65)));
+    }
+
+    #[test]
+    fn scaled_frequencies_are_refused_under_either_key() {
+        for key in ["rope_type", "type"] {
+            let file = json!({"rope_parameters": {"full_attention": {key: "linear", "factor": 2.0}}});
+            let error = Modern::read(Path::new("c"), file.as_object().unwrap(), 4).unwrap_err().to_string();
+            assert!(error.contains("`rope_parameters` is linear, expected rope_type default"), "{error}");
+        }
     }
 }

@@ -41,6 +41,9 @@ pub struct HeadConfig {
     /// The key-value cache of a language model that generates.
     #[serde(skip)]
     pub cache: Option<KvCache>,
+    /// The keys of the file, if a new head has replaced them.
+    #[serde(skip)]
+    pub(crate) file: Option<Box<HeadConfig>>,
 }
 
 /// Reads a key that exists, which may be null.
@@ -90,6 +93,7 @@ impl HeadConfig {
             problem_type: key("problem_type"),
             pad_token_id: key("pad_token_id"),
             cache: None,
+            file: None,
         })
     }
 
@@ -125,6 +129,48 @@ impl HeadConfig {
         }
     }
 
+    /// The classes of a file that names them, which automatic names (`LABEL_0`) do not.
+    pub fn named_classes(&self) -> Option<Classes> {
+        let names = set(&self.id2label)?.as_object()?;
+        let classes = Classes::named(&self.classes().names());
+        (names.values().all(Value::is_string) && !classes.are_unnamed()).then_some(classes)
+    }
+
+    /// The classes that the file names, and their numbers for these labels, if it names all of them. The numbers of a
+    /// regression are those of the file if there are as many.
+    fn named_for(&self, labels: &Labels) -> Option<(Classes, Vec<i32>)> {
+        let classes = self.named_classes()?;
+        let count = classes.count();
+        let numbers = match labels.problem {
+            ProblemType::Regression => (count == labels.names.len()).then(|| (0..count as i32).collect()),
+            _ => classes.numbers_of(&labels.names).filter(|_| count > 1),
+        };
+        Some((classes, numbers?))
+    }
+
+    /// Returns whether a new head has the classes of the data or the adapters, because the file does not name them.
+    pub fn has_classes_of_data(&self) -> bool {
+        let named = self.file.as_ref().map(|file| file.named_classes());
+        named.is_some_and(|named| named.is_none_or(|named| named.names() != self.classes().names()))
+    }
+
+    /// The keys of the file that a new head does not have, each with the reason, as sentences without an end.
+    pub fn notes(&self) -> Vec<String> {
+        let Some(file) = &self.file else { return Vec::new() };
+        let place = "of the model's configuration is not used";
+        let names = file.named_classes().is_some();
+        let classes = (names && self.has_classes_of_data())
+            .then(|| format!("`id2label` {place}: it does not name every class of the data or the adapters"));
+        let number = set(&file.num_labels).filter(|_| !names && file.number() != Some(self.outputs()));
+        let number = number.map(|_| {
+            format!("`num_labels` {place}: the data or the adapters have {} classes", self.outputs())
+        });
+        let problem = set(&file.problem_type).filter(|name| ProblemType::named(name) != Some(self.problem()));
+        let problem = problem
+            .map(|_| format!("`problem_type` {place}: the labels are those of a {}", self.problem().name()));
+        classes.into_iter().chain(number).chain(problem).collect()
+    }
+
     /// The value of `num_labels`.
     fn number(&self) -> Option<usize> {
         set(&self.num_labels)?.as_u64().and_then(|count| usize::try_from(count).ok())
@@ -138,8 +184,12 @@ impl HeadConfig {
     /// What a classifier's outputs mean, if the configuration determines it: by `problem_type`, or by a single output,
     /// which is a number.
     pub fn determined_problem(&self) -> Option<ProblemType> {
-        let named = set(&self.problem_type).and_then(ProblemType::named);
-        named.or_else(|| (self.outputs() == 1).then_some(ProblemType::Regression))
+        self.named_problem().or_else(|| (self.outputs() == 1).then_some(ProblemType::Regression))
+    }
+
+    /// The value of `problem_type`.
+    pub fn named_problem(&self) -> Option<ProblemType> {
+        set(&self.problem_type).and_then(ProblemType::named)
     }
 
     /// What a classifier's outputs mean; where the configuration does not determine it, an item has one of several classes.
@@ -198,7 +248,8 @@ impl HeadConfig {
 
     /// Makes the head a classifier of these labels, of the Transformers class `architecture`, and returns the numbers
     /// that it gives to them, in order. `trained` is the directory that has the head's weights, if there is one: then
-    /// its labels remain, and unnamed ones take the data's names. The name of a regression's only number is ignored.
+    /// its labels remain, and unnamed ones take the data's names. A new head has the classes that the file names, if the
+    /// labels are some of them, and those of the labels otherwise. The name of a regression's only number is ignored.
     ///
     /// # Errors
     /// Labels that a trained head does not have, or another meaning of its outputs.
@@ -208,15 +259,23 @@ impl HeadConfig {
         trained: Option<&Path>,
         labels: &Labels,
     ) -> Result<Vec<i32>, ModelError> {
-        // A new head takes the data's names, whatever the configuration has.
-        let mut classes = if trained.is_some() { self.classes() } else { Classes::named(&[]) };
-        if let Some(directory) = trained {
-            self.check_problem(directory, labels.problem)?;
-        }
-        let only = trained.is_some() && labels.problem == ProblemType::Regression && classes.count() == 1;
-        let numbers = match only && labels.names.len() == 1 {
-            true => vec![0],
-            false => classes.number(trained, &labels.names)?,
+        // Other labels may have replaced the keys of the file before.
+        let file = self.file.clone().unwrap_or_else(|| Box::new(self.clone()));
+        let (classes, numbers) = match (trained, file.named_for(labels)) {
+            (None, Some(named)) => named,
+            _ => {
+                let mut classes = if trained.is_some() { self.classes() } else { Classes::named(&[]) };
+                if let Some(directory) = trained {
+                    self.check_problem(directory, labels.problem)?;
+                }
+                let only =
+                    trained.is_some() && labels.problem == ProblemType::Regression && classes.count() == 1;
+                let numbers = match only && labels.names.len() == 1 {
+                    true => vec![0],
+                    false => classes.number(trained, &labels.names)?,
+                };
+                (classes, numbers)
+            }
         };
         let head = Self {
             architectures: Some(vec![architecture.to_owned()]),
@@ -226,6 +285,7 @@ impl HeadConfig {
             problem_type: Some(json!(labels.problem.name())),
             pad_token_id: self.pad_token_id.clone(),
             cache: None,
+            file: trained.is_none().then_some(file),
         };
         head.validate(&[architecture])?;
         *self = head;
@@ -392,6 +452,57 @@ mod tests {
         assert_eq!(written, expected);
         let error = new.classify(CLASS, None, &labels(SingleLabelClassification, &["a"])).unwrap_err();
         assert!(error.to_string().contains("at least 2 classes"), "{error}");
+    }
+
+    #[test]
+    fn a_new_head_takes_the_classes_that_the_file_names() {
+        let language = |keys: Value| -> HeadConfig { serde_json::from_value(keys).unwrap() };
+        let single = SingleLabelClassification;
+        let keys =
+            json!({"architectures": ["GPT2LMHeadModel"], "id2label": {"0": "pos", "1": "neg", "2": "so"}});
+        let mut named = language(keys.clone());
+        // Data may have some of them, and other data all.
+        assert_eq!(named.classify(CLASS, None, &labels(single, &["neg", "pos"])).unwrap(), [1, 0]);
+        assert_eq!(
+            (named.classes().names(), named.notes()),
+            (["pos", "neg", "so"].map(str::to_owned).into(), vec![])
+        );
+        assert_eq!(named.label2id, Some(json!({"pos": 0, "neg": 1, "so": 2})));
+        assert_eq!(named.classify(CLASS, None, &labels(single, &["neg", "pos", "so"])).unwrap(), [1, 0, 2]);
+        // Other labels replace them, which a note states, until labels fit again.
+        assert_eq!(named.classify(CLASS, None, &labels(single, &["a", "neg"])).unwrap(), [0, 1]);
+        let note = "`id2label` of the model's configuration is not used: it does not name every class of the data or the \
+                    adapters";
+        assert_eq!(
+            (named.classes().names(), named.notes()),
+            (["a", "neg"].map(str::to_owned).into(), vec![note.to_owned()])
+        );
+        assert_eq!(named.classify(CLASS, None, &labels(MultiLabelClassification, &["so"])).unwrap(), [2]);
+        assert!(named.notes().is_empty());
+        assert_eq!(serde_json::to_value(&named).unwrap()["id2label"], keys["id2label"]);
+
+        let two = json!({"id2label": {"0": "joy", "1": "fear"}, "problem_type": "regression"});
+        let mut numbers = language(two);
+        assert_eq!(numbers.named_problem(), Some(Regression));
+        assert_eq!(
+            numbers.classify(CLASS, None, &labels(Regression, &["LABEL_0", "LABEL_1"])).unwrap(),
+            [0, 1]
+        );
+        assert_eq!(
+            (numbers.classes().names(), numbers.notes()),
+            (["joy", "fear"].map(str::to_owned).into(), vec![])
+        );
+        numbers.classify(CLASS, None, &labels(single, &["fear", "joy"])).unwrap();
+        let note = "`problem_type` of the model's configuration is not used: the labels are those of a \
+                    single_label_classification";
+        assert_eq!(numbers.notes(), [note]);
+
+        let automatic = json!({"id2label": {"0": "LABEL_0"}, "num_labels": 1});
+        let mut automatic = language(automatic);
+        assert_eq!(automatic.classify(CLASS, None, &labels(single, &["b", "a"])).unwrap(), [0, 1]);
+        let note =
+            "`num_labels` of the model's configuration is not used: the data or the adapters have 2 classes";
+        assert_eq!(automatic.notes(), [note]);
     }
 
     #[test]

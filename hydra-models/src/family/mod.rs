@@ -228,7 +228,7 @@ pub trait Model: Send + Sync {
         self.head().filter(|head| head.is_classifier()).map(HeadConfig::classes)
     }
 
-    /// What a classifier does not use of its files, and what it adds to them, each as a sentence without an end.
+    /// What the model does not use of its weight files, and what it adds to them, each as a sentence without an end.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }

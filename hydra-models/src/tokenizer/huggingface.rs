@@ -76,12 +76,13 @@ impl HuggingFaceTokenizer {
             (true, ..) => (read_json(json, &special)?, json),
             (_, _, _, _, Some((_, what))) => return Err(not_read((*what).to_owned())),
             (_, true, true, _, _) => match class {
-                None | Some("GPT2Tokenizer" | "TokenizersBackend" | "PreTrainedTokenizer") => {
+                None | Some("TokenizersBackend" | "PreTrainedTokenizer") => {
                     (read_pair(vocab, merges, &special)?, vocab)
                 }
+                Some("GPT2Tokenizer") => (as_gpt2(read_pair(vocab, merges, &special)?, &special), vocab),
                 Some("Qwen2Tokenizer") => (with_qwen2_splits(read_pair(vocab, merges, &special)?), vocab),
                 Some("RobertaTokenizer") => {
-                    (with_roberta_tokens(read_pair(vocab, merges, &special)?, &special), vocab)
+                    (as_roberta(read_pair(vocab, merges, &special)?, &special), vocab)
                 }
                 Some(class) => return Err(not_read(format!("`vocab.json` of a {class}"))),
             },
@@ -229,8 +230,17 @@ fn broken(path: &Path, source: impl Into<Box<dyn std::error::Error + Send + Sync
 fn read_json(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError> {
     let text = read(path)?;
     let mut tokenizer: Tokenizer = text.parse().map_err(|source: tokenizers::Error| broken(path, source))?;
-    if special.class.as_deref() == Some("LlamaTokenizer") && !text.contains("\"ByteLevel\"") {
-        as_llama(&mut tokenizer, special);
+    let is_pairs = matches!(tokenizer.get_model(), ModelWrapper::BPE(_));
+    let is_words = matches!(tokenizer.get_model(), ModelWrapper::WordPiece(_));
+    match special.class.as_deref() {
+        Some("LlamaTokenizer") if !text.contains("\"ByteLevel\"") => as_llama(&mut tokenizer, special),
+        Some("GPT2Tokenizer") if is_pairs => tokenizer = as_gpt2(tokenizer, special),
+        Some("RobertaTokenizer") if is_pairs => tokenizer = as_roberta(tokenizer, special),
+        Some("BertTokenizer") if is_words => {
+            let vocab = tokenizer.get_vocab(false).into_iter().collect();
+            tokenizer = as_bert(tokenizer, vocab, special, path)?;
+        }
+        _ => {}
     }
     Ok(tokenizer)
 }
@@ -241,9 +251,7 @@ fn as_llama(tokenizer: &mut Tokenizer, special: &Special) {
     let ModelWrapper::BPE(bpe) = tokenizer.get_model() else { return };
     let mut bpe = bpe.clone();
     (bpe.fuse_unk, bpe.byte_fallback, bpe.unk_token) = (true, true, None);
-    let flag =
-        |name: &str, default: bool| special.config.get(name).and_then(Value::as_bool).unwrap_or(default);
-    let scheme = match (flag("add_prefix_space", true), flag("legacy", false)) {
+    let scheme = match (special.flag("add_prefix_space", true), special.flag("legacy", false)) {
         (false, _) => PrependScheme::Never,
         (true, true) => PrependScheme::Always,
         (true, false) => PrependScheme::First,
@@ -271,7 +279,7 @@ fn read_pair(vocab_path: &Path, merges_path: &Path, special: &Special) -> Result
         tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
     }
     let begin = special.named.get("bos_token").and_then(Value::as_str);
-    let begins = special.config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false);
+    let begins = special.flag("add_bos_token", false);
     if let Some((begin, id)) =
         begin.filter(|_| begins).and_then(|begin| Some((begin, tokenizer.token_to_id(begin)?)))
     {
@@ -311,37 +319,72 @@ fn with_qwen2_splits(mut tokenizer: Tokenizer) -> Tokenizer {
     tokenizer
 }
 
-/// Adds RoBERTa's special tokens, those at the ends of texts, and the space before a text if the configuration has it.
-fn with_roberta_tokens(mut tokenizer: Tokenizer, special: &Special) -> Tokenizer {
-    let space = special.config.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(false);
-    tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(space)));
-    let named = special.named.values().filter_map(Value::as_str);
-    let known = named.filter(|token| tokenizer.token_to_id(token).is_some());
-    let known: Vec<AddedToken> = known.map(|token| AddedToken::from(token, true)).collect();
-    tokenizer.add_special_tokens(&known);
+/// Turns a byte-level tokenizer into one of GPT-2's class. Transformers takes the vocabulary, the merges, the added tokens
+/// and the post-processor from its file; `add_prefix_space` decides whether a space is added before a text.
+fn as_gpt2(mut tokenizer: Tokenizer, special: &Special) -> Tokenizer {
+    if let ModelWrapper::BPE(bpe) = tokenizer.get_model() {
+        let mut bpe = bpe.clone();
+        (bpe.fuse_unk, bpe.byte_fallback, bpe.ignore_merges, bpe.unk_token) = (false, false, false, None);
+        tokenizer.with_model(bpe);
+    }
+    let bytes = ByteLevel::default().add_prefix_space(special.flag("add_prefix_space", false));
+    tokenizer
+        .with_normalizer(None::<NormalizerWrapper>)
+        .with_pre_tokenizer(Some(bytes))
+        .with_decoder(Some(bytes));
+    let named = special.named.values().filter_map(Value::as_str).map(str::to_owned);
+    add_known(&mut tokenizer, named.collect());
+    tokenizer
+}
+
+/// Turns a byte-level tokenizer into one of RoBERTa's class, whose special tokens are at the ends of texts.
+fn as_roberta(tokenizer: Tokenizer, special: &Special) -> Tokenizer {
+    let mut tokenizer = as_gpt2(tokenizer, special);
     let place = |name: &str| {
         let token = special.named.get(name)?.as_str()?;
         Some((token.to_owned(), tokenizer.token_to_id(token)?))
     };
     if let (Some(first), Some(last)) = (place("cls_token"), place("sep_token")) {
+        let space = special.flag("add_prefix_space", false);
         let around = RobertaProcessing::new(last, first).add_prefix_space(space);
         tokenizer.with_post_processor(Some(around));
     }
     tokenizer
 }
 
+/// Makes those of these tokens special that the vocabulary has. Tokens that a file has added keep its settings. Added tokens
+/// are matched with the tokenizer's normalizer from now on.
+fn add_known(tokenizer: &mut Tokenizer, tokens: Vec<String>) {
+    let added = tokenizer.get_added_vocabulary().get_vocab();
+    let is_new = |token: &String| tokenizer.token_to_id(token).is_some() && !added.contains_key(token);
+    let known = tokens.into_iter().filter(is_new).map(|token| AddedToken::from(token, true));
+    let known: Vec<AddedToken> = known.collect();
+    tokenizer.add_special_tokens(&known);
+}
+
 /// Builds BERT's tokenizer from a word list as Transformers does.
 fn read_words(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError> {
     let text = read(path)?;
     let vocab: Vocab = text.lines().zip(0..).map(|(word, id)| (word.to_owned(), id)).collect();
+    as_bert(Tokenizer::new(WordPiece::default()), vocab, special, path)
+}
+
+/// Turns a tokenizer of words into one of BERT's class. Transformers takes the vocabulary and the added tokens from its file;
+/// `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` decide how a text is normalized.
+fn as_bert(
+    mut tokenizer: Tokenizer,
+    vocab: Vocab,
+    special: &Special,
+    path: &Path,
+) -> Result<Tokenizer, TokenizerError> {
     let named = |name: &str, default: &str| -> String {
         special.named.get(name).and_then(Value::as_str).unwrap_or(default).to_owned()
     };
-    let flag = |name: &str| special.config.get(name).and_then(Value::as_bool);
     let model = WordPiece::builder().vocab(vocab).unk_token(named("unk_token", "[UNK]")).build();
-    let mut tokenizer = Tokenizer::new(model.map_err(|error| broken(path, error))?);
-    let lower = flag("do_lower_case").unwrap_or(true);
-    let chinese = flag("tokenize_chinese_chars").unwrap_or(true);
+    tokenizer.with_model(model.map_err(|error| broken(path, error))?);
+    let lower = special.flag("do_lower_case", true);
+    let chinese = special.flag("tokenize_chinese_chars", true);
+    let accents = special.config.get("strip_accents").and_then(Value::as_bool);
     let [first, last] = [named("cls_token", "[CLS]"), named("sep_token", "[SEP]")];
     let id = |token: &str, default: u32| tokenizer.token_to_id(token).unwrap_or(default);
     let tokens = vec![(first.clone(), id(&first, 2)), (last.clone(), id(&last, 3))];
@@ -349,17 +392,15 @@ fn read_words(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerErro
         [format!("{first}:0 $A:0 {last}:0"), format!("{first}:0 $A:0 {last}:0 $B:1 {last}:1")];
     let whole = around(single, pair, tokens, path)?;
     tokenizer
-        .with_normalizer(Some(BertNormalizer::new(true, chinese, flag("strip_accents"), lower)))
+        .with_normalizer(Some(BertNormalizer::new(true, chinese, accents, lower)))
         .with_pre_tokenizer(Some(BertPreTokenizer))
         .with_decoder(Some(WordPieceDecoder::default()))
         .with_post_processor(Some(whole));
     let specials = ["pad_token", "unk_token", "cls_token", "sep_token", "mask_token"].map(|name| {
         let default = format!("[{}]", name.trim_end_matches("_token").to_uppercase());
-        AddedToken::from(named(name, &default), true)
+        named(name, &default)
     });
-    let known = specials.into_iter().filter(|token| tokenizer.token_to_id(&token.content).is_some());
-    let known: Vec<AddedToken> = known.collect();
-    tokenizer.add_special_tokens(&known);
+    add_known(&mut tokenizer, specials.into());
     Ok(tokenizer)
 }
 
@@ -577,6 +618,104 @@ mod tests {
         assert_eq!(tokenizer.unwrap().unwrap().encode("ab<|begin|><t><pad> ab").unwrap(), [4, 7, 8, 9, 2, 4]);
         let error = with(json!({"added_tokens_decoder": {"9": {"content": "<t>"}}})).unwrap_err();
         assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
+    }
+
+    /// An added token of a `tokenizer.json`.
+    fn added(id: usize, content: &str, lstrip: bool, special: bool) -> serde_json::Value {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": lstrip, "rstrip": false,
+               "normalized": !special, "special": special})
+    }
+
+    /// Expected ids are from Transformers 5.24.
+    #[test]
+    fn a_bert_normalizes_as_its_configuration_says_whatever_its_file_has() {
+        let words =
+            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "Hello", "e", "\u{e9}", "\u{4e2d}", "!"];
+        let vocab: BTreeMap<&str, usize> = words.into_iter().zip(0..).collect();
+        let ids = |lower: bool, config: serde_json::Value, kind: &str| {
+            let json = json!({
+                "version": "1.0", "truncation": null, "padding": null, "post_processor": null, "decoder": null,
+                "added_tokens": [added(3, "[SEP]", false, true), added(11, "AB", false, false)],
+                "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
+                               "strip_accents": null, "lowercase": lower},
+                "pre_tokenizer": {"type": "BertPreTokenizer"},
+                "model": {"type": "WordPiece", "unk_token": "!", "continuing_subword_prefix": "##",
+                          "max_input_chars_per_word": 3, "vocab": vocab}
+            });
+            let files = [
+                ("tokenizer.json", json.to_string()),
+                ("tokenizer_config.json", config.to_string()),
+                ("config.json", json!({"model_type": kind}).to_string()),
+            ];
+            let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            open(&dir(&files)).encode_whole("Hello hello \u{e9} \u{4e2d}\u{4e2d}! x AB ab[SEP]").unwrap()
+        };
+        let uncased: [u32; 12] = [2, 5, 5, 7, 9, 9, 10, 1, 11, 11, 3, 3];
+        let cased: [u32; 12] = [2, 6, 5, 8, 9, 9, 10, 1, 11, 1, 3, 3];
+        let class = "BertTokenizer";
+        for lower in [true, false] {
+            let of = |config| ids(lower, config, "");
+            assert_eq!(of(json!({"tokenizer_class": class})), uncased);
+            assert_eq!(of(json!({"tokenizer_class": class, "do_lower_case": false})), cased);
+            let fast = json!({"tokenizer_class": "BertTokenizerFast", "do_lower_case": false});
+            assert_eq!(of(fast), cased);
+            let distil = json!({"tokenizer_class": "DistilBertTokenizerFast", "do_lower_case": true});
+            assert_eq!(of(distil), uncased);
+            let accents = json!({"tokenizer_class": class, "strip_accents": false});
+            assert_eq!(of(accents), [2, 5, 5, 8, 9, 9, 10, 1, 11, 11, 3, 3]);
+            let accents = json!({"tokenizer_class": class, "do_lower_case": false, "strip_accents": true});
+            assert_eq!(of(accents), [2, 6, 5, 7, 9, 9, 10, 1, 11, 1, 3, 3]);
+            let chinese = json!({"tokenizer_class": class, "tokenize_chinese_chars": false});
+            assert_eq!(of(chinese), [2, 5, 5, 7, 1, 10, 1, 11, 11, 3, 3]);
+            assert_eq!(ids(lower, json!({}), "bert"), uncased, "the model's type names the class");
+        }
+        let ends = json!({"tokenizer_class": class, "cls_token": "hello", "sep_token": "!"});
+        assert_eq!(ids(false, ends, ""), [5, 5, 5, 7, 9, 9, 10, 1, 11, 11, 3, 10]);
+        // Transformers reads the file of a ModernBERT unchanged.
+        let ids_of_modern = ids(false, json!({"tokenizer_class": class}), "modernbert");
+        assert_ne!(ids_of_modern[0], 2);
+    }
+
+    /// Expected ids are from Transformers 5.24.
+    #[test]
+    fn a_gpt2_and_a_roberta_put_spaces_where_their_configuration_says() {
+        let vocab = json!({
+            "<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "\u{120}": 6, "ab": 7, "\u{120}ab": 8,
+            "<mask>": 9, "abab": 14,
+        });
+        let ids = |space: bool, config: serde_json::Value| {
+            let level = json!({"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": true, "use_regex": true});
+            let json = json!({
+                "version": "1.0", "truncation": null, "padding": null, "normalizer": {"type": "Lowercase"},
+                "added_tokens": [added(9, "<mask>", true, true)], "pre_tokenizer": level, "post_processor": null,
+                "decoder": level,
+                "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": "",
+                          "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false,
+                          "ignore_merges": true, "vocab": vocab, "merges": [["a", "b"], ["\u{120}", "ab"]]}
+            });
+            let files = [("tokenizer.json", json.to_string()), ("tokenizer_config.json", config.to_string())];
+            let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+            open(&dir(&files)).encode_whole("ab abab A <mask>ab").unwrap()
+        };
+        let (plain, spaced): ([u32; 6], [u32; 6]) = ([7, 8, 7, 6, 9, 7], [8, 8, 7, 6, 9, 8]);
+        let around = |ids: &[u32]| [&[0][..], ids, &[2]].concat();
+        for space in [true, false] {
+            for end in ["", "Fast"] {
+                let of = |name: &str, config: Option<bool>| {
+                    let mut keys = json!({"tokenizer_class": format!("{name}Tokenizer{end}")});
+                    config.into_iter().for_each(|space| keys["add_prefix_space"] = space.into());
+                    ids(space, keys)
+                };
+                for (config, expected) in [(None, plain), (Some(false), plain), (Some(true), spaced)] {
+                    assert_eq!(of("GPT2", config), expected, "{space} in the file, {config:?}");
+                    assert_eq!(of("Roberta", config), around(&expected), "{space} in the file, {config:?}");
+                }
+            }
+        }
+        let (vocab, merges) = (small_vocab().to_string(), MERGES);
+        let config = json!({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": true}).to_string();
+        let pair = dir(&[("vocab.json", &vocab), ("merges.txt", merges), ("tokenizer_config.json", &config)]);
+        assert_eq!(open(&pair).encode("ab ab").unwrap(), [5, 5]);
     }
 
     /// Expected ids are from `BertTokenizer` of Transformers 5.24.

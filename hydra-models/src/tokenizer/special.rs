@@ -81,6 +81,11 @@ impl Special {
         let end = tokens.get("eos_token").and_then(content);
         Ok(Self { config, class, end, named, added })
     }
+
+    /// A flag of `tokenizer_config.json`, or this default.
+    pub(super) fn flag(&self, name: &str, default: bool) -> bool {
+        self.config.get(name).and_then(Value::as_bool).unwrap_or(default)
+    }
 }
 
 /// The JSON object in a file; empty if there is no file.
@@ -106,10 +111,11 @@ fn class(config: &Map<String, Value>, directory: &Path) -> Result<Option<String>
         (_, Some("qwen2")) | (None, Some("qwen3")) => Some("Qwen2Tokenizer".to_owned()),
         (None, Some("gpt2")) => Some("GPT2Tokenizer".to_owned()),
         (None, Some("roberta")) => Some("RobertaTokenizer".to_owned()),
+        (None, Some("bert" | "distilbert")) => Some("BertTokenizer".to_owned()),
+        // Transformers reads the file of these types unchanged.
+        (Some(_), Some("mistral" | "modernbert")) => Some("TokenizersBackend".to_owned()),
         // A `BertTokenizer` of another name.
         (Some("DistilBertTokenizer" | "DistilBertTokenizerFast"), _) => Some("BertTokenizer".to_owned()),
-        // Transformers reads the file of these types unchanged.
-        (Some(_), Some("mistral")) => Some("TokenizersBackend".to_owned()),
         (given, _) => given.map(|class| class.strip_suffix("Fast").unwrap_or(class).to_owned()),
     })
 }

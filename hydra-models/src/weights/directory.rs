@@ -48,7 +48,7 @@ pub(crate) struct Directory {
     tensors: Arc<BTreeMap<String, TensorLocation>>,
     /// The parameters that the files do not have, by their names in the chain.
     new: Arc<BTreeSet<String>>,
-    /// The tensors outside of blocks that no parameter of a model other than a language model has.
+    /// The tensors outside of blocks that no parameter has.
     unread: Arc<BTreeSet<String>>,
 }
 
@@ -118,11 +118,12 @@ impl Directory {
         if naming.exact {
             files.check_known(&tensors, chain.name())?;
         }
-        let unread = match chain.objective().is_language_model() {
-            true if tensors.contains_key(HEAD) => BTreeSet::new(),
-            true => files.check_tied_head(tensors.get(naming.embedding)).map(|()| BTreeSet::new())?,
-            false => files.unread(&tensors),
-        };
+        let mut unread = files.unread(&tensors);
+        if chain.objective().is_language_model() && !tensors.contains_key(HEAD) {
+            files.check_tied_head(tensors.get(naming.embedding))?;
+            // A stored table has the values of the embedding, which the head reads.
+            unread.remove(HEAD);
+        }
         let new = new.into_iter().map(|param| param.name.clone()).collect();
         Ok(Self { path, naming, tensors: Arc::new(tensors), new: Arc::new(new), unread: Arc::new(unread) })
     }
@@ -459,13 +460,19 @@ impl Files<'_> {
     /// The tensors of floats outside of blocks that are not known.
     fn unread(&self, known: &BTreeMap<String, TensorLocation>) -> BTreeSet<String> {
         let known: BTreeSet<&str> = known.values().map(|place| place.tensor.as_str()).collect();
+        // A quantized matrix has further tensors, such as `lm_head.weight.absmax`. The frequencies of rotary embeddings are
+        // no weights, as in Transformers.
+        let is_known = |name: &str| {
+            let matrix = name.split_once(".weight.").map(|(module, _)| format!("{module}.weight"));
+            known.contains(matrix.as_deref().unwrap_or(name)) || name.contains("rotary_emb.inv_freq")
+        };
         // Tensors of integers, such as BERT's `position_ids`, are no weights.
         let floats = |file: &Arc<TensorFile>| {
             let names = file.names().into_iter().filter(|name| file.float_type(name).is_some());
             names.collect::<Vec<_>>()
         };
         let names = self.files.iter().flat_map(floats);
-        names.filter(|name| self.block_of(name).is_none() && !known.contains(name.as_str())).collect()
+        names.filter(|name| self.block_of(name).is_none() && !is_known(name.as_str())).collect()
     }
 
     /// Rejects a stored head that differs from the embedding.
@@ -483,5 +490,42 @@ impl Files<'_> {
                 .to_owned(),
         };
         Err(in_file(self.directory, source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::family;
+    use crate::weights::SavedType;
+    use crate::weights::testing::ParamBuffers;
+    use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
+    use tempfile::TempDir;
+
+    #[test]
+    fn tensors_that_a_language_model_does_not_use_are_named() {
+        let dir = TempDir::new().unwrap();
+        let model = family::load("bytes-tiny").unwrap();
+        let chain = model.chain().unwrap();
+        let writer = model.writer(SavedType::F32.into());
+        writer.write(&chain, &ParamBuffers::of(&chain, 7), dir.path()).unwrap();
+        let path = dir.path().join(WEIGHTS);
+        let bytes = fs::read(&path).unwrap();
+        let written = SafeTensors::deserialize(&bytes).unwrap();
+        let zero = [0_u8; 4];
+        let notes = |more: &[&str]| {
+            let added = more.iter().map(|name| match *name {
+                HEAD => ((*name).to_owned(), written.tensor("transformer.wte.weight").unwrap()),
+                _ => ((*name).to_owned(), TensorView::new(Dtype::F32, vec![1], &zero).unwrap()),
+            });
+            let all: Vec<(String, TensorView)> = written.tensors().into_iter().chain(added).collect();
+            fs::write(&path, serialize(all, None).unwrap()).unwrap();
+            family::load(dir.path().to_str().unwrap()).unwrap().notes()
+        };
+        let buffers = ["transformer.h.0.attn.bias", "h.1.attn.masked_bias", "rotary_emb.inv_freq"];
+        assert!(notes(&[&buffers[..], &[HEAD]].concat()).is_empty());
+        let place = dir.path().display();
+        let expected = format!("the model does not use `lm_head.bias`, `v_head.summary.weight` of `{place}`");
+        assert_eq!(notes(&["v_head.summary.weight", "lm_head.bias", HEAD]), [expected]);
     }
 }

@@ -50,16 +50,29 @@ pub(in crate::data) fn any(messages: &[Value], name: &str) -> bool {
 /// Renames `from` to `role` and `value` to `content`, as TRL does. Returns whether the role was renamed.
 fn rename(message: &mut Map<String, Value>) -> Result<bool, String> {
     if let Some(content) = message.shift_remove("value") {
-        message.insert("content".to_owned(), content);
+        put(message, ["content", "value"], content)?;
     }
-    let Some(from) = message.shift_remove("from") else { return Ok(false) };
+    let from = message.shift_remove("from");
+    let Some(from) = from.filter(|from| !from.is_null()) else { return Ok(false) };
     let Value::String(from) = from else { return Err(format!("`from` must be text, found {}", kind(&from))) };
     let Some((name, role)) = ROLES.iter().find(|(name, _)| *name == from) else {
         let known = ROLES.map(|(name, _)| name).join(", ");
         return Err(format!("unknown role `{from}` in `from`: expected one of {known}"));
     };
-    message.insert("role".to_owned(), Value::String((*role).to_owned()));
+    put(message, ["role", "from"], Value::String((*role).to_owned()))?;
     Ok(name != role)
+}
+
+/// Inserts the value of the field `of` as `name`, unless that is there already. Rejects two different values.
+fn put(message: &mut Map<String, Value>, [name, of]: [&str; 2], value: Value) -> Result<(), String> {
+    match message.get(name).filter(|found| !found.is_null()) {
+        Some(found) if value.is_null() || *found == value => Ok(()),
+        Some(_) => Err(format!("`{name}` and `{of}` differ: remove one of them")),
+        None => {
+            message.insert(name.to_owned(), value);
+            Ok(())
+        }
+    }
 }
 
 /// Rejects messages without a role, and unsupported requests about what to train on.

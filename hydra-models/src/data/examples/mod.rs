@@ -35,5 +35,5 @@ pub(in crate::data) use remarks::Remark;
 pub use remarks::Remarks;
 pub(in crate::data) use row_files::{RowFiles, SplitRows, is_table};
 pub(in crate::data) use rows::Row;
-pub(in crate::data) use splits::{in_no_split, looked_for};
+pub(in crate::data) use splits::{files_in, in_no_split, looked_for};
 pub use tally::{Counts, Tally};

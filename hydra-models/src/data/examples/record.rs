@@ -169,6 +169,13 @@ impl Fields {
         }
     }
 
+    /// Takes the answer of a row, and counts an empty one. In tables, empty cells are null.
+    fn answer(&mut self, name: &str, tally: &mut Tally) -> Result<String, String> {
+        let text = self.text(name)?;
+        tally.empty += usize::from(text.is_empty());
+        Ok(text)
+    }
+
     /// Takes all remaining fields.
     pub(in crate::data) fn rest(self) -> Map<String, Value> {
         self.fields
@@ -206,7 +213,7 @@ impl Record {
     /// Reads a prompt and a completion, both texts or both messages.
     fn completion(mut row: Fields, tally: &mut Tally) -> Result<Self, Refusal> {
         if !row.fields.get("prompt").or(row.fields.get("completion")).is_some_and(Value::is_array) {
-            let (prompt, completion) = (row.text("prompt")?, row.text("completion")?);
+            let (prompt, completion) = (row.text("prompt")?, row.answer("completion", tally)?);
             tally.unused(row.names());
             return Ok(Self::Completion { prompt, completion });
         }
@@ -251,7 +258,7 @@ fn refuse_preferences(row: &Fields) -> Result<(), Refusal> {
 
 /// Renders an instruction with Alpaca's template.
 fn alpaca(row: &mut Fields, tally: &mut Tally) -> Result<Record, String> {
-    let (instruction, completion) = (row.text("instruction")?, row.text("output")?);
+    let (instruction, completion) = (row.text("instruction")?, row.answer("output", tally)?);
     let input = match row.take("input") {
         None => String::new(),
         Some(Value::String(input)) => input,
@@ -383,7 +390,10 @@ mod tests {
     #[test]
     fn a_row_is_one_of_several_kinds() {
         assert_eq!(record(json!({"text": "a", "id": 3})), Record::Text("a".to_owned()));
-        assert_eq!(record(json!({"prompt": "p", "completion": ""})), completion("p", ""));
+        assert_eq!(record(json!({"prompt": "", "completion": "c"})), completion("", "c"));
+        let (empty, tally) = read(json!({"prompt": "p", "completion": ""}), &[]).unwrap();
+        assert_eq!((empty, tally.empty), (completion("p", ""), 1));
+        assert_eq!(read(json!({"instruction": "i", "output": ""}), &[]).unwrap().1.empty, 1);
         let messages =
             json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "x": 1}]);
         let chat = Record::Chat(Conversation {
@@ -395,6 +405,10 @@ mod tests {
         let sharegpt = json!([{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "x": 1}]);
         let Record::Chat(read) = record(json!({"conversations": sharegpt})) else { panic!("no chat") };
         assert_eq!(Value::Array(read.messages), messages);
+        let both = json!([{"role": "user", "from": "human", "content": "q", "value": "q"},
+            {"role": "assistant", "from": null, "content": "a", "value": null, "x": 1}]);
+        let Record::Chat(read) = record(json!({"messages": both})) else { panic!("no chat") };
+        assert_eq!(Value::Array(read.messages), messages, "what is null or equal");
         let parts = json!({"prompt": [messages[0]], "completion": [messages[1]], "tools": [], "id": 1});
         let Record::Chat(read) = record(parts) else { panic!("no chat") };
         assert_eq!((Value::Array(read.messages), read.prompt), (messages, Some(1)));
@@ -534,6 +548,14 @@ mod tests {
             (
                 json!({"conversations": [{"from": "observation", "value": "a"}]}),
                 "unknown role `observation` in `from`",
+            ),
+            (
+                json!({"messages": [user, {"role": "user", "content": "a", "value": "b"}]}),
+                "message 2 of `messages`: `content` and `value` differ: remove one of them",
+            ),
+            (
+                json!({"messages": [{"role": "user", "from": "gpt", "value": "a"}]}),
+                "`role` and `from` differ: remove one of them",
             ),
             (
                 json!({"messages": [{"role": "assistant", "weight": 0.5}]}),

@@ -14,7 +14,7 @@ pub(in crate::data) struct RowFiles {
     pub(in crate::data) name: String,
     /// The rows of each split.
     pub(in crate::data) splits: [Option<SplitRows>; 3],
-    /// Row files in the directory that belong to no split.
+    /// Files in the directory that are not read.
     pub(in crate::data) unread: Vec<PathBuf>,
 }
 

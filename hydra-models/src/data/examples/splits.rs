@@ -1,7 +1,7 @@
 //! Finds a directory's row files by split.
 
 use super::rows::named;
-use crate::data::{DataError, Split};
+use crate::data::{DataError, Split, wikitext};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ const HUB: &str = "data";
 pub(super) struct SplitFiles {
     /// The files of each split; the shards of one are in order.
     pub(super) splits: [Vec<PathBuf>; 3],
-    /// SplitFiles that belong to no split.
+    /// Row files that belong to no split, and texts of a split.
     pub(super) unread: Vec<PathBuf>,
 }
 
@@ -53,6 +53,10 @@ pub(super) fn find(directory: &Path) -> Result<SplitFiles, DataError> {
     for (split, groups) in Split::ALL.into_iter().zip(groups) {
         splits[split as usize] = one_of(directory, split, groups.into_values().collect())?;
     }
+    if splits.iter().any(|files| !files.is_empty()) {
+        let texts = Split::ALL.into_iter().flat_map(wikitext::file_names);
+        unread.extend(texts.map(|name| directory.join(name)).filter(|path| path.is_file()));
+    }
     Ok(SplitFiles { splits, unread })
 }
 
@@ -84,7 +88,7 @@ fn one_of(
 }
 
 /// The files of a folder, sorted by name.
-fn files_in(folder: &Path) -> Vec<PathBuf> {
+pub(in crate::data) fn files_in(folder: &Path) -> Vec<PathBuf> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
     files.sort();
@@ -150,6 +154,13 @@ mod tests {
         }
         let files = found(&["train.jsonl", "extra.jsonl", "data/valdation.csv"]).unwrap();
         assert_eq!(files.unread, [Path::new("extra.jsonl"), Path::new("data/valdation.csv")]);
+    }
+
+    #[test]
+    fn texts_of_a_split_beside_rows_are_unread() {
+        let files = found(&["train.jsonl", "validation.txt", "wiki.train.raw", "notes.txt"]).unwrap();
+        assert_eq!(files.unread, [Path::new("wiki.train.raw"), Path::new("validation.txt")]);
+        assert!(found(&["train.txt", "validation.txt"]).unwrap().unread.is_empty(), "without rows");
     }
 
     #[test]

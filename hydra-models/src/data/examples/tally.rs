@@ -19,6 +19,8 @@ pub struct Tally {
     pub sharegpt: usize,
     /// Rows with tokens that cross the end of the prompt; the loss starts at the first difference.
     pub merged: usize,
+    /// Rows with an empty answer, whose end alone is trained on.
+    pub empty: usize,
     /// Other remarks.
     pub remarks: Remarks,
 }
@@ -42,6 +44,7 @@ impl Tally {
         self.alpaca += other.alpaca;
         self.sharegpt += other.sharegpt;
         self.merged += other.merged;
+        self.empty += other.empty;
         self.remarks.extend(other.remarks.clone());
     }
 }

@@ -35,20 +35,35 @@ impl Record {
     }
 }
 
-/// The existing files of a split in a directory.
-pub(super) fn files(directory: &Path, split: Split) -> Vec<PathBuf> {
+/// The files of a split in a directory: those that exist, and those that do not.
+fn files(directory: &Path, split: Split) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let names: Vec<String> = match split {
         Split::Train => (1..=5).map(|file| format!("data_batch_{file}.bin")).collect(),
         Split::Validation => Vec::new(),
         Split::Test => vec!["test_batch.bin".to_owned()],
     };
-    names.iter().map(|name| directory.join(name)).filter(|file| file.is_file()).collect()
+    names.iter().map(|name| directory.join(name)).partition(|file| file.is_file())
 }
 
-/// Reads the images of these files, grouped by class.
-pub(super) fn read(files: &[PathBuf]) -> Result<ByClass, DataError> {
+/// Returns whether a directory has a file of a split.
+pub(super) fn has(directory: &Path, split: Split) -> bool {
+    !files(directory, split).0.is_empty()
+}
+
+/// Reads the images of a split, grouped by class, if it has files.
+///
+/// # Errors
+/// Files that cannot be read, and a split of which only some files exist.
+pub(super) fn read(directory: &Path, split: Split) -> Result<Option<ByClass>, DataError> {
+    let (files, missing) = files(directory, split);
+    if files.is_empty() {
+        return Ok(None);
+    }
+    if !missing.is_empty() {
+        return Err(DataError::CifarMissing { split, missing });
+    }
     let mut classes: ByClass = vec![Vec::new(); CLASSES.len()];
-    for path in files {
+    for path in &files {
         let file = fs::read(path).map_err(|source| DataError::Read { path: path.clone(), source })?;
         let wrong = |found: String| DataError::Cifar { path: path.clone(), found };
         if file.is_empty() || !file.len().is_multiple_of(RECORD) {
@@ -62,5 +77,5 @@ pub(super) fn read(files: &[PathBuf]) -> Result<ByClass, DataError> {
             images.push(Image::Record(Record { file: file.clone(), at }));
         }
     }
-    Ok(classes)
+    Ok(Some(classes))
 }

@@ -32,12 +32,12 @@ pub struct Preprocessor {
 struct Json {
     do_resize: bool,
     size: Value,
-    resample: u64,
+    resample: Option<u64>,
     do_rescale: bool,
     rescale_factor: f64,
     do_normalize: bool,
-    image_mean: Vec<f64>,
-    image_std: Vec<f64>,
+    image_mean: Option<Vec<f64>>,
+    image_std: Option<Vec<f64>>,
     do_center_crop: Option<bool>,
     do_pad: Option<bool>,
     image_processor_type: String,
@@ -50,12 +50,12 @@ impl Default for Json {
         Self {
             do_resize: true,
             size: json!({ "height": 224, "width": 224 }),
-            resample: 2,
+            resample: None,
             do_rescale: true,
             rescale_factor: 1.0 / 255.0,
             do_normalize: true,
-            image_mean: vec![0.5; 3],
-            image_std: vec![0.5; 3],
+            image_mean: None,
+            image_std: None,
             do_center_crop: None,
             do_pad: None,
             image_processor_type: String::new(),
@@ -111,8 +111,17 @@ impl Preprocessor {
     }
 
     fn of_json(json: Json, side: usize) -> Result<Self, ModelError> {
-        let crops = [&json.image_processor_type, &json.feature_extractor_type];
-        let shorter = match crops.into_iter().any(|name| name.starts_with("ConvNext")) {
+        let (name, class) = match json.image_processor_type.is_empty() {
+            true => ("feature_extractor_type", &json.feature_extractor_type),
+            false => ("image_processor_type", &json.image_processor_type),
+        };
+        let is_any = |known: &[&str]| known.iter().any(|known| class.starts_with(*known));
+        let has_all = json.resample.is_some() && json.image_mean.is_some() && json.image_std.is_some();
+        let is_known = class.is_empty() || is_any(&["ViTImageProcessor", "ViTFeatureExtractor", "ConvNext"]);
+        if !is_known && !(has_all && json.do_center_crop.is_some()) {
+            return Err(refuse(name, class, EXPECTED_CLASS));
+        }
+        let shorter = match is_any(&["ConvNext"]) {
             true => shorter_side(&json, side)?,
             false => {
                 check_size(&json.size, side)?;
@@ -125,11 +134,12 @@ impl Preprocessor {
             }
         }
         let filter = json.do_resize.then(|| {
-            let filter = Filter::numbered(json.resample);
-            filter.ok_or_else(|| refuse("resample", json.resample, "the number of a Pillow filter, 0 to 5"))
+            let number = json.resample.unwrap_or(BILINEAR);
+            let filter = Filter::numbered(number);
+            filter.ok_or_else(|| refuse("resample", number, "the number of a Pillow filter, 0 to 5"))
         });
-        let normal = |name, found: &[f64], unless: f32| match json.do_normalize {
-            true => three(name, found),
+        let normal = |name, found: &Option<Vec<f64>>, unless: f32| match json.do_normalize {
+            true => three(name, found.as_deref().unwrap_or(&[0.5; 3])),
             false => Ok([unless; 3]),
         };
         let (mean, deviation) =
@@ -176,6 +186,13 @@ impl Preprocessor {
         std::array::from_fn(|colour| std::array::from_fn(|byte| number(byte, colour)))
     }
 }
+
+/// Pillow's number of the filter that images are resized with by default.
+const BILINEAR: u64 = 2;
+
+/// What a file of a class with other defaults needs.
+const EXPECTED_CLASS: &str = "ViTImageProcessor or ConvNextImageProcessor: for another class, whose defaults differ, add \
+                              `resample`, `image_mean`, `image_std` and `do_center_crop`";
 
 /// From this side on, `ConvNextImageProcessor` does not crop.
 const WARPED_FROM: usize = 384;
@@ -285,6 +302,17 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_another_class_is_read_if_it_leaves_nothing_to_the_defaults() {
+        let fields = r#""size": 8, "resample": 3, "image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 4]"#;
+        let of_class = |class: &str| {
+            of(&format!(r#"{{"image_processor_type": "{class}", "do_center_crop": false, {fields}}}"#), 8)
+        };
+        let read = of_class("ViTImageProcessorFast").unwrap();
+        assert_eq!(of_class("DeiTImageProcessor").unwrap(), read);
+        assert!(of(&format!(r#"{{"image_processor_type": "DeiTImageProcessor", {fields}}}"#), 8).is_err());
+    }
+
+    #[test]
     fn the_middle_is_cut_out_where_convnext_does() {
         let text = r#"{"size": {"shortest_edge": 8}, "crop_pct": 0.875, "resample": 3,
             "feature_extractor_type": "ConvNextFeatureExtractor"}"#;
@@ -325,6 +353,14 @@ mod tests {
             (r#"{"resample": 9}"#, "`resample` is 9"),
             (r#"{"image_std": [1, 1]}"#, "`image_std` is [1.0, 1.0]"),
             (r#"{"image_std": [1, 0, 1]}"#, "`image_std` is 0"),
+            (
+                r#"{"image_processor_type": "BitImageProcessor"}"#,
+                "`image_processor_type` is BitImageProcessor, expected ViTImageProcessor or ConvNextImageProcessor: for",
+            ),
+            (
+                r#"{"feature_extractor_type": "CLIPFeatureExtractor", "resample": 3, "image_mean": [0, 0, 0]}"#,
+                "add `resample`, `image_mean`, `image_std` and `do_center_crop`",
+            ),
         ] {
             let error = of(text, 224).unwrap_err();
             let said = format!("{error}: {}", error.source().unwrap());

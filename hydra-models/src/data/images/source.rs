@@ -69,8 +69,7 @@ impl ImageSource {
     /// Returns whether [`open`](Self::open) reads the path: a directory with a split's folder, or with CIFAR-10's
     /// files.
     pub fn are_at(path: &Path) -> bool {
-        let is_there =
-            |split| folders::of_split(path, split).is_some() || !cifar::files(path, split).is_empty();
+        let is_there = |split| folders::of_split(path, split).is_some() || cifar::has(path, split);
         Split::ALL.into_iter().any(is_there)
     }
 
@@ -87,10 +86,9 @@ impl ImageSource {
             return Err(DataError::NoImages { path: path.to_owned() });
         }
         let mut unread = Unread::default();
-        let (classes, splits) = match Split::ALL.into_iter().all(|split| cifar::files(path, split).is_empty())
-        {
-            true => in_folders(path, &mut unread)?,
-            false => in_records(path)?,
+        let (classes, splits) = match Split::ALL.into_iter().any(|split| cifar::has(path, split)) {
+            true => in_records(path)?,
+            false => in_folders(path, &mut unread)?,
         };
         let (splits, held_out) = folders::hold_out(splits);
         Ok(Self { name: path.display().to_string(), classes, splits, held_out, unread })
@@ -159,11 +157,7 @@ fn in_folders(directory: &Path, unread: &mut Unread) -> Result<Found, DataError>
 }
 
 fn in_records(directory: &Path) -> Result<Found, DataError> {
-    let split = |split| {
-        let files = cifar::files(directory, split);
-        (!files.is_empty()).then(|| cifar::read(&files)).transpose()
-    };
-    let [train, validation, test] = Split::ALL.map(split);
+    let [train, validation, test] = Split::ALL.map(|split| cifar::read(directory, split));
     Ok((cifar::CLASSES.map(str::to_owned).into(), [train?, validation?, test?]))
 }
 
@@ -350,7 +344,9 @@ mod tests {
             record
         };
         let train: Vec<u8> = (0..20).flat_map(|index| record(index % 2, index)).collect();
-        fs::write(dir.path().join("data_batch_1.bin"), &train).unwrap();
+        for (file, records) in (1..).zip(train.chunks(4 * 3073)) {
+            fs::write(dir.path().join(format!("data_batch_{file}.bin")), records).unwrap();
+        }
         fs::write(dir.path().join("test_batch.bin"), record(9, 77)).unwrap();
         let source = open(&dir);
         assert_eq!((lens(&source), source.held_out()), ([18, 2, 1], HeldOut::Validation));
@@ -368,5 +364,15 @@ mod tests {
             let said = ImageSource::open(dir.path()).unwrap_err().to_string();
             assert!(said.contains("test_batch.bin") && said.contains(found), "{said}");
         }
+        for file in [2, 5] {
+            fs::remove_file(dir.path().join(format!("data_batch_{file}.bin"))).unwrap();
+        }
+        let said = ImageSource::open(dir.path()).unwrap_err().to_string();
+        assert!(
+            said.starts_with("the train split of CIFAR-10 is incomplete: add the missing files `"),
+            "{said}"
+        );
+        assert!(said.contains("data_batch_2.bin`, `") && said.ends_with("data_batch_5.bin`"), "{said}");
+        assert!(!said.contains("data_batch_1"), "{said}");
     }
 }

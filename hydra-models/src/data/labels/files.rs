@@ -146,7 +146,7 @@ impl LabelledFiles {
         self.held_out
     }
 
-    /// Row files in the directory that belong to no split.
+    /// Row files in the directory that belong to no split, and texts of a split.
     pub fn unread(&self) -> &[PathBuf] {
         &self.unread
     }

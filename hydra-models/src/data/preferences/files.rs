@@ -75,7 +75,7 @@ impl PreferenceFiles {
         self.splits[split as usize].is_some()
     }
 
-    /// Row files in the directory that belong to no split.
+    /// Row files in the directory that belong to no split, and texts of a split.
     pub fn unread(&self) -> &[PathBuf] {
         &self.unread
     }
