@@ -126,7 +126,7 @@ def test_bits_do_not_depend_on_cuts_devices_or_memory(middle: Callable[[], Any])
     plain = hashes()
     assert plain[0][2] != plain[1][2]
     assert plain == hashes(cuts=[1, 2, 3, 5]) == hashes(cuts=[2], devices="cpu:2x1") == hashes(devices="cpu:2x1", replicas=2)
-    assert plain == hashes(device_memory="2.5MiB", devices="cpu:2x1")
+    assert plain == hashes(device_memory="3.25MiB", devices="cpu:2x1")
 
 
 def test_draws_inside_lstms_and_attention_have_the_bits_of_an_uncut_chain() -> None:
@@ -520,10 +520,10 @@ def test_memory_that_pytorch_takes_is_counted() -> None:
         def forward(self, x: Any) -> Any:
             return self.linear((x.unsqueeze(1).repeat(1, 4096, 1) * 2).sin().mean(1))
 
-    # Four rows, repeated: 16 MiB for each of the three large tensors.
+    # Four rows, repeated: 16 MiB for each of the two large tensors that exist at a time.
     with pytest.raises(hydra.MemoryRefused) as caught:
-        trained(Chain([Wide()], inputs="x", loss=cross_entropy), device_memory="32MiB", strict=True)
-    assert caught.value.needed_bytes > 48 << 20
+        trained(Chain([Wide()], inputs="x", loss=cross_entropy), device_memory="24MiB", strict=True)
+    assert caught.value.needed_bytes > 32 << 20
 
 
 def test_the_command_line_refuses_to_resume_such_a_run(hydra_program: Path) -> None:
@@ -583,7 +583,7 @@ def test_a_grid_of_a_language_model_spills_to_the_bits_of_one_device(name: str) 
         return hydra.select(model=chain(transformers_model(name)), data=tokens(), **(TOKENS | settings)).wait().tasks
 
     # Less than what one model takes with its gradients and what PyTorch keeps for the backward pass.
-    spilled, plain = tasks(device_memory="8.5MiB"), tasks(device_memory="64MiB", devices="cpu:1x1")
+    spilled, plain = tasks(device_memory="9MiB"), tasks(device_memory="64MiB", devices="cpu:1x1")
     assert len(spilled) == 4
     assert {name: task.weights_sha256 for name, task in spilled.items()} == {
         name: task.weights_sha256 for name, task in plain.items()

@@ -41,7 +41,8 @@ impl Drop for Held {
 /// Returns an exception's type and message, and its traceback with those of its causes, as a text.
 pub(crate) fn described(py: Python<'_>, error: &PyErr) -> String {
     let format = || -> PyResult<String> {
-        let lines = py.import("traceback")?.call_method1("format_exception", (error.value(py),))?;
+        let error = (error.get_type(py), error.value(py), error.traceback(py));
+        let lines = py.import("traceback")?.call_method1("format_exception", error)?;
         Ok(lines.extract::<Vec<String>>()?.concat())
     };
     format!("{error}\n{}", format().unwrap_or_default()).trim_end().to_owned()
