@@ -90,7 +90,7 @@ if a.how == "loop":
 else:
     run, ends, losses = hydra()
     whole = run.report["makespan_s"]
-    of_run = {"prepared_s": round(time.perf_counter() - begun - whole, 3), "devices": [
+    of_run = {"prepared_s": round(time.perf_counter() - begun - whole, 3), "memory": [
         {name: device[name] for name in ("budget_bytes", "peak_bytes") if name in device} for device in run.report["devices"]]}
 steps = [after - before for before, after in zip(ends, ends[1:])][a.warmup - 1 :]
 result = dict(
