@@ -64,7 +64,7 @@ pub(super) struct LabelReader {
     columns: Vec<Column>,
     /// What the labels are: the given type, or that of a trained head.
     problem: Option<ProblemType>,
-    /// What the configuration of a head that is not trained says they are.
+    /// What the configuration of a head that is not trained states they are.
     configured: Option<ProblemType>,
     /// The adapters whose classes the head has.
     adapter: Option<AdapterDir>,

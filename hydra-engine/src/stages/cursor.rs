@@ -362,7 +362,8 @@ impl Cursor {
             _ => not_begun,
         } as u64;
         let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
-        let validation = p.validation + if p.validation > 0 { in_rounds(EvaluationKind::Validation) } else { 0 };
+        let validation =
+            p.validation + if p.validation > 0 { in_rounds(EvaluationKind::Validation) } else { 0 };
         let at_the_end = if p.evaluations.is_empty() { validation } else { 0 };
         let final_evaluations = (at_the_end + p.test) as u64;
         let periodic = |step: usize| (p.evaluations.left(step, p.steps) * validation) as u64;
@@ -607,7 +608,8 @@ mod tests {
 
     #[test]
     fn an_evaluation_goes_on_in_rounds() {
-        let program = Program { steps: 0, validation: 0, test: 0, rounds: Some(round(2, 6)), shards: 1, ..program() };
+        let program =
+            Program { steps: 0, validation: 0, test: 0, rounds: Some(round(2, 6)), shards: 1, ..program() };
         let mut cursor = Cursor::new(program);
         let costs = CostModel::new(vec![1.0], vec![1.0], vec![1.0]).unwrap();
         for (batches, later) in [(2, 4), (1, 3), (3, 0), (0, 0)] {

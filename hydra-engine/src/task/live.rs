@@ -538,7 +538,11 @@ impl LiveTask {
         let rows = std::mem::take(&mut self.underway.round);
         let data = of.data;
         let round = guarded("the data of an evaluation in rounds", || {
-            Ok(if data.next_round(&rows)? { RoundBatches::of(data.as_ref()) } else { RoundBatches::default() })
+            Ok(if data.next_round(&rows)? {
+                RoundBatches::of(data.as_ref())
+            } else {
+                RoundBatches::default()
+            })
         })?;
         self.cursor.next_round(round);
         if round.here > 0 { Ok(Progress::Nothing) } else { self.end_evaluation(kind, claim.what.step) }

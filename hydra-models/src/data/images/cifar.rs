@@ -53,7 +53,7 @@ pub(super) fn has(directory: &Path, split: Split) -> bool {
 /// Reads the images of a split, grouped by class, if it has files.
 ///
 /// # Errors
-/// Files that cannot be read, and a split of which only some files exist.
+/// Files that cannot be read, and a split with some of its files missing.
 pub(super) fn read(directory: &Path, split: Split) -> Result<Option<ByClass>, DataError> {
     let (files, missing) = files(directory, split);
     if files.is_empty() {
