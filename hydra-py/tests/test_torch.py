@@ -241,7 +241,7 @@ def test_scalars_are_trained_kept_tensors_are_released_and_what_is_unused_is_nam
         torch.manual_seed(4)
         return [Scaled(), nn.Linear(WIDTH, 2)]
 
-    with pytest.warns(UserWarning, match="the loss does not depend on `0.unused`"):
+    with pytest.warns(UserWarning, match="the loss of the first batch does not depend on `0.unused`"):
         task = trained(Chain(modules(), inputs="x", loss=cross_entropy))
     assert len(Scaled.alive) >= 6 and not any(Scaled.alive[-3:])
     plain, losses = nn.Sequential(*modules()), []
@@ -285,7 +285,7 @@ class Broken(nn.Module):
         super().__init__()
         self.how, self.linear = how, nn.Linear(WIDTH, WIDTH)
         self.register_buffer("seen", torch.zeros(1))
-        self.calls = 0
+        self.calls, self.step = 0, torch.tensor(0.0)
         self.hidden = [nn.Parameter(torch.ones(WIDTH))]
 
     def forward(self, x: Any) -> Any:
@@ -306,6 +306,9 @@ class Broken(nn.Module):
             self.calls += 1
             # As a term that is warmed up.
             return self.linear(x) * min(1, max(0, self.calls - 1000))
+        if self.how == "tensor":
+            self.step = self.step + 1
+            return self.linear(x) * self.step.clamp(max=1)
         if self.how == "list":
             return self.linear(x) * self.hidden[0]
         if self.how == "in place":
@@ -333,6 +336,7 @@ class Broken(nn.Module):
         ("new buffer", "changes its buffers"),
         ("random", "gives another output when it is run again"),
         ("state", "changes its attribute `calls` from 0 to 1 in a forward"),
+        ("tensor", "changes its attribute `step` from tensor(0.) to tensor(1.) in a forward"),
         ("list", f"a tensor of shape [{WIDTH}] that requires a gradient and is no parameter of it"),
         ("in place", "omit `inplace=True`"),
         ("sparse", "omit `sparse=True`"),

@@ -282,7 +282,7 @@ impl TokenReader {
             note_of_alpaca(name, tally.alpaca),
             note_of_sharegpt(name, tally.sharegpt),
             note_of_merged(name, tally.merged),
-            note_of_empty(name, tally.empty),
+            note_of_empty(name, tally.empty).filter(|_| self.loss_on == LossOn::Completions),
             note_of_unlearned(name, splits.unlearned),
             note_of_cut(name, splits, self.context.example, self.positions),
             splits.packing.as_ref().map(|packing| note_of_packing(packing, splits.context)),

@@ -94,7 +94,14 @@ impl LabelReader {
     /// adapters, of the labels'.
     fn numbers(&self, labels: &Labels, model: &mut dyn Model) -> Result<Vec<i32>, ModelError> {
         let of_adapter = self.adapter.as_ref().and_then(|adapter| Some((adapter, adapter.classes()?)));
-        let Some((adapter, classes)) = of_adapter else { return model.classify(labels) };
+        let Some((adapter, classes)) = of_adapter else {
+            let named = model.head().and_then(HeadConfig::named_classes);
+            let outputs = self.adapter.as_ref().and_then(AdapterDir::outputs);
+            if outputs.is_some_and(|outputs| named.is_some_and(|named| named.count() != outputs)) {
+                forget_classes(model);
+            }
+            return model.classify(labels);
+        };
         forget_classes(model);
         model.classify(&Labels { names: classes.names(), ..*labels })?;
         classes.numbers_of(&labels.names).ok_or_else(|| ModelError::Classes {

@@ -262,7 +262,10 @@ mod tests {
             let short = |path: &PathBuf| path.strip_prefix(dir.path()).unwrap().display().to_string();
             corpus.unread().iter().map(short).collect::<Vec<_>>()
         };
-        assert_eq!(unread(&["train.txt", "train-2.txt", "README.md", "LICENSE"]), ["train-2.txt"]);
+        assert_eq!(
+            unread(&["train.txt", "train-2.txt", "README.md", "readme.txt", "LICENSE"]),
+            ["train-2.txt"]
+        );
         assert_eq!(unread(&["train.txt", "val.txt", "extra.jsonl", "config.json"]), ["extra.jsonl"]);
         assert_eq!(unread(&["wiki.train.raw", "train.txt"]), ["train.txt"]);
         assert_eq!(Corpus::builtin().unread().len(), 0);

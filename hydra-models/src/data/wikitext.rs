@@ -1,5 +1,6 @@
 //! Directories of texts: one file per split, named as WikiText's or as the splits.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use super::{DataError, Split, examples};
@@ -43,8 +44,10 @@ pub(super) fn find(directory: &Path) -> Result<([Option<PathBuf>; 3], Vec<PathBu
         });
     }
     let is_text = |path: &PathBuf| {
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        ending.is_some_and(|ending| ["txt", "raw", "tokens"].contains(&ending))
+        let part = |part: Option<&OsStr>| part.and_then(OsStr::to_str).unwrap_or_default().to_lowercase();
+        let (name, ending) = (part(path.file_stem()), part(path.extension()));
+        let describes = ["readme", "license"].iter().any(|word| name.starts_with(word));
+        ["txt", "raw", "tokens"].contains(&ending.as_str()) && !describes
     };
     let texts = examples::files_in(directory).into_iter().filter(is_text);
     let is_read = |path: &PathBuf| files.iter().flatten().any(|file| file == path);

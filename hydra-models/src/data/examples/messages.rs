@@ -59,6 +59,9 @@ fn rename(message: &mut Map<String, Value>) -> Result<bool, String> {
         let known = ROLES.map(|(name, _)| name).join(", ");
         return Err(format!("unknown role `{from}` in `from`: expected one of {known}"));
     };
+    if message.get("role").is_some_and(|found| *found == **name) {
+        message.shift_remove("role");
+    }
     put(message, ["role", "from"], Value::String((*role).to_owned()))?;
     Ok(name != role)
 }

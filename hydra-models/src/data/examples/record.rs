@@ -409,6 +409,10 @@ mod tests {
             {"role": "assistant", "from": null, "content": "a", "value": null, "x": 1}]);
         let Record::Chat(read) = record(json!({"messages": both})) else { panic!("no chat") };
         assert_eq!(Value::Array(read.messages), messages, "what is null or equal");
+        let twice =
+            json!([{"role": "human", "from": "human", "value": "q"}, {"from": "gpt", "value": "a", "x": 1}]);
+        let Record::Chat(read) = record(json!({"messages": twice})) else { panic!("no chat") };
+        assert_eq!(Value::Array(read.messages), messages, "a role by its other name");
         let parts = json!({"prompt": [messages[0]], "completion": [messages[1]], "tools": [], "id": 1});
         let Record::Chat(read) = record(parts) else { panic!("no chat") };
         assert_eq!((Value::Array(read.messages), read.prompt), (messages, Some(1)));

@@ -118,7 +118,7 @@ impl Preprocessor {
         let is_any = |known: &[&str]| known.iter().any(|known| class.starts_with(*known));
         let has_all = json.resample.is_some() && json.image_mean.is_some() && json.image_std.is_some();
         let is_known = class.is_empty() || is_any(&["ViTImageProcessor", "ViTFeatureExtractor", "ConvNext"]);
-        if !is_known && !(has_all && json.do_center_crop.is_some()) {
+        if !is_known && (!has_all || json.do_center_crop.is_none()) {
             return Err(refuse(name, class, EXPECTED_CLASS));
         }
         let shorter = match is_any(&["ConvNext"]) {

@@ -105,7 +105,7 @@ class Chain:
         for name, at in parameters:
             if id(self.modules[name].get_parameter(at)) not in known:
                 raise UsageError(
-                    f"`whole` has not the parameter `{name}.{at}`: its parameters must be those of the modules, not copies", keyword="model"
+                    f"`whole` does not have the parameter `{name}.{at}`: its parameters must be those of the modules, not copies", keyword="model"
                 )
 
     def bind(self, data: Any) -> Bound:
@@ -145,7 +145,7 @@ class Chain:
                     raise HydraError(f"`{directory}` has no weights of `{name}`: it was trained with other modules")
                 loaded.get_parameter(names[id(parameter)]).copy_(tensors.pop(name))
         if tensors:
-            raise HydraError(f"`{directory}` has weights of `{next(iter(tensors))}`, which the chain has not")
+            raise HydraError(f"`{directory}` has weights of `{next(iter(tensors))}`, which the chain does not have")
         return loaded
 
 
@@ -188,8 +188,10 @@ class Bound:
         self.data = f"torch:data-{digest[:DIGITS]}"
         last, keys = len(chain.modules) - 1, [key for key, *_ in read[0].schema]
         end = End(keys, chain.loss, {name: sum_of for name, (sum_of, _) in chain.metrics.items()})
+        of_modules = [{id(each) for each in module.parameters()} for module in chain.modules.values()]
+        shared = {each for ids in of_modules for each in ids if sum(each in other for other in of_modules) > 1}
         self.layers = [
-            Layer(name, module, chain.threads, end if at == last else None)
+            Layer(name, module, chain.threads, end if at == last else None, shared)
             for at, (name, module) in enumerate(chain.modules.items())
         ]
 

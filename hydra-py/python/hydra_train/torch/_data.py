@@ -27,7 +27,7 @@ def splits_of(data: Any) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         return {"train": data}
     if data.get("train") is None or not set(data) <= {"train", "validation", "test"}:
-        found = ", ".join(map(str, data))
+        found = ", ".join(str(name) for name, each in data.items() if each is not None)
         raise UsageError(
             f"`data` by splits needs `train`, and may have others of train, validation, test; found {found}", keyword="data"
         )

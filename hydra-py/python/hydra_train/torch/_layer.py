@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import numbers as numbers_of
 import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch.func import functional_call
 
@@ -24,8 +26,8 @@ Sum = Callable[[Any, Mapping[str, torch.Tensor]], "torch.Tensor | float"]
 class Layer:
     """A module as Rust calls it: a forward or a backward each, from any thread."""
 
-    def __init__(self, name: str, module: torch.nn.Module, threads: int, ends: End | None) -> None:
-        self.name, self.module, self.threads, self.ends = name, module, threads, ends
+    def __init__(self, name: str, module: torch.nn.Module, threads: int, ends: End | None, shared: set[int]) -> None:
+        self.name, self.module, self.threads, self.ends, self.shared = name, module, threads, ends, shared
         self.versions = {at: each._version for at, each in module.named_parameters()}
         # Copies without parameters: calls on several threads do not share one, because a call sets its parameters.
         placeholders: dict[int, Any] = {id(buffer): buffer for buffer in module.buffers()}
@@ -44,12 +46,12 @@ class Layer:
         return [(at, list(each.shape), each.requires_grad, id(each)) for at, each in named]
 
     def warn_of_unused(self, name: str) -> None:
-        """Warns once that the loss does not depend on a trained parameter."""
-        if name not in self.unused:
+        """Warns once that the loss of the first batch does not depend on a trained parameter."""
+        if name not in self.unused and id(self.module.get_parameter(name)) not in self.shared:
             self.unused.add(name)
             warnings.warn(
-                f"the loss does not depend on `{self.name}.{name}`: its gradient is zero, and weight decay changes it all the same; "
-                "`requires_grad_(False)` freezes it"
+                f"the loss of the first batch does not depend on `{self.name}.{name}`: its gradient is zero, and weight decay changes it all "
+                "the same; if no batch uses it, `requires_grad_(False)` freezes it"
             )
 
     def values(self, name: str) -> _native.Memory:
@@ -178,7 +180,11 @@ class Borrowed:
             buffers: dict[int, Any] = {id(buffer): buffer for buffer in self.layer.bare.buffers()}
             with self.layer.copying:
                 self.module = copy.deepcopy(self.layer.bare, buffers)
-        self.attributes = [(at, each, dict(each.__dict__)) for at, each in self.module.named_modules()]
+        # The version of a tensor counts the writes into it.
+        of = lambda value: (value, value._version if isinstance(value, torch.Tensor) else 0)
+        self.attributes = [
+            (at, each, {name: of(value) for name, value in each.__dict__.items()}) for at, each in self.module.named_modules()
+        ]
         return self.module
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -186,18 +192,27 @@ class Borrowed:
         if kind is not None:
             return
         for at, module, before in self.attributes:
-            for name, value in module.__dict__.items():
-                counts = isinstance(value, (int, float, str)) and name != "training"
-                if counts and name in before and value is not before[name] and value != before[name]:
+            for name, (value, version) in before.items():
+                after = module.__dict__.get(name)
+                if name != "training" and is_changed(value, version, after):
                     raise RuntimeError(
-                        f"`{self.layer.name}.{at}`".replace(".`", "`") + f" changes its attribute `{name}` from {before[name]!r} to "
-                        f"{value!r} in a forward, which is not supported, because a forward is run again where it is recomputed: "
-                        "compute it from the inputs"
+                        f"`{self.layer.name}.{at}`".replace(".`", "`") + f" changes its attribute `{name}` from {value!r} to {after!r} in "
+                        "a forward, which is not supported, because a forward is run again where it is recomputed: compute it from the "
+                        "inputs, in a local variable"
                     )
             # Tensors that were kept would keep their graph, and memory of the device.
             module.__dict__.clear()
-            module.__dict__.update(before)
+            module.__dict__.update({name: value for name, (value, _) in before.items()})
         self.layer.free.append(self.module)
+
+
+def is_changed(before: Any, version: int, after: Any) -> bool:
+    """Returns whether an attribute that decides outputs is another one after a forward. One that was `None` is what a forward leaves."""
+    if isinstance(before, torch.Tensor):
+        kept = isinstance(after, torch.Tensor) and after.shape == before.shape
+        return before._version != version or (after is not before and not (kept and torch.equal(before, after)))
+    decides = isinstance(before, (numbers_of.Number, numpy.generic, str))
+    return decides and after is not before and bool(after != before)
 
 
 class Graph:
