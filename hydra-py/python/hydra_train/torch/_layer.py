@@ -180,10 +180,8 @@ class Borrowed:
             buffers: dict[int, Any] = {id(buffer): buffer for buffer in self.layer.bare.buffers()}
             with self.layer.copying:
                 self.module = copy.deepcopy(self.layer.bare, buffers)
-        # The version of a tensor counts the writes into it.
-        of = lambda value: (value, value._version if isinstance(value, torch.Tensor) else 0)
         self.attributes = [
-            (at, each, {name: of(value) for name, value in each.__dict__.items()}) for at, each in self.module.named_modules()
+            (at, each, {name: versioned(value) for name, value in each.__dict__.items()}) for at, each in self.module.named_modules()
         ]
         return self.module
 
@@ -204,6 +202,11 @@ class Borrowed:
             module.__dict__.clear()
             module.__dict__.update({name: value for name, (value, _) in before.items()})
         self.layer.free.append(self.module)
+
+
+def versioned(value: Any) -> tuple[Any, int]:
+    """Returns an attribute with the number of writes into it, if it is a tensor."""
+    return value, value._version if isinstance(value, torch.Tensor) else 0
 
 
 def is_changed(before: Any, version: int, after: Any) -> bool:
