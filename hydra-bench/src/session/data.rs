@@ -5,7 +5,7 @@ use super::own::{self, OwnModel};
 use super::pairs::{PairReader, check_settings};
 use super::splits::{
     NAMES, Splits, context_of, counted, note_of_cut, note_of_merged, note_of_parts, note_of_sharegpt,
-    note_of_truncated, note_of_unread, note_of_unused, notes_of_unread,
+    note_of_truncated, note_of_unread, note_of_unused, notes_of_model, notes_of_unread,
 };
 use crate::settings::{ModelSettings, TaskName};
 use crate::terminal::Usage;
@@ -19,7 +19,7 @@ use hydra_models::data::{
 use hydra_models::family::{Model, Reads, TaskType};
 use hydra_models::tokenizer::{Conventions, Tokenizer};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The training and evaluation data of a run.
@@ -276,7 +276,7 @@ impl TokenReader {
         let name = files.name();
         let tally = &splits.tally;
         let notes = [
-            note_of_unread(name, &quoted(files.unread())),
+            note_of_unread(name, files.unread()),
             note_of_unused(name, &tally.unused),
             files.have_labels().then(|| note_of_labels(name)),
             note_of_alpaca(name, tally.alpaca),
@@ -350,11 +350,6 @@ fn note_of_unlearned(name: &str, examples: usize) -> Option<String> {
     })
 }
 
-/// Returns the notes on what the model's files have and the model does not use.
-fn notes_of_model(model: &dyn Model) -> impl Iterator<Item = String> {
-    model.notes().into_iter().map(|note| format!("note: {note}"))
-}
-
 /// Returns the note on rows with an empty answer.
 fn note_of_empty(name: &str, rows: usize) -> Option<String> {
     (rows > 0).then(|| {
@@ -414,7 +409,7 @@ fn note_of_preprocessor(directory: Option<&Path>, side: usize) -> Option<String>
 fn notes_of_text(corpus: &Corpus, splits: &[Split], read: &TokenSplits) -> Vec<String> {
     let notes = [
         note_of_records(corpus),
-        note_of_unread(corpus.name(), &quoted(corpus.unread())),
+        note_of_unread(corpus.name(), corpus.unread()),
         note_of_blank_lines(&corpus.blank_lines(splits)),
         note_of_remainders(corpus, splits, read),
     ];
@@ -431,8 +426,8 @@ fn note_of_blank_lines(blank: &BTreeMap<&Path, usize>) -> Option<String> {
     (!files.is_empty()).then(|| format!("note: {} {are} left out", files.join(" and ")))
 }
 
-/// Returns the note on tokens after the last whole block, if they are more than 1% of a split. The built-in corpus is none that
-/// a user gave.
+/// Returns the note on tokens after the last whole block, if they are more than 1% of a split. There is none on the built-in
+/// corpus, which no user chose the length of.
 fn note_of_remainders(corpus: &Corpus, splits: &[Split], read: &TokenSplits) -> Option<String> {
     let context = read.context;
     let of_split = |(split, data): (&Split, &Arc<dyn Content>)| {
@@ -447,11 +442,6 @@ fn note_of_remainders(corpus: &Corpus, splits: &[Split], read: &TokenSplits) -> 
             corpus.name()
         )
     })
-}
-
-/// Returns paths in quotes.
-fn quoted(paths: &[PathBuf]) -> Vec<String> {
-    paths.iter().map(|path| format!("`{}`", path.display())).collect()
 }
 
 /// Returns the note on plain text that looks like JSON. Its punctuation and field names are trained on.

@@ -2,7 +2,7 @@
 
 use super::splits::{
     NAMES, Splits, context_of, note_of_cut, note_of_parts, note_of_truncated, note_of_unread, note_of_unused,
-    notes_of_unread,
+    notes_of_head, notes_of_model, notes_of_unread,
 };
 use crate::settings::{ModelSettings, TaskName};
 use crate::terminal::Usage;
@@ -162,8 +162,10 @@ impl LabelReader {
         let (name, cut) = (rows.path().display().to_string(), texts.cut_by(self.context));
         let cut = note_of_truncated((&name, "text"), cut, "", self.context, self.positions);
         // Adapters have the weights of the head that the model's files do not have.
-        let of_model = model.notes().into_iter().filter(|_| self.adapter.is_none());
-        let of_model = of_model.chain(notes_of_head(model)).map(|note| format!("note: {note}"));
+        let of_model: Vec<String> = match self.adapter {
+            Some(_) => notes_of_head(model).collect(),
+            None => notes_of_model(model).collect(),
+        };
         Ok((texts, cut.into_iter().chain(of_model).collect()))
     }
 
@@ -220,20 +222,16 @@ impl LabelReader {
         };
         let read = source.splits(splits, &form)?;
         let name = source.name();
-        let unread: Vec<String> =
-            source.unread().iter().map(|path| format!("`{}`", path.display())).collect();
         let notes = [
             Some(note_of_labels(name, labels.problem, &labels.names)),
             note_of_parts(name, source.held_out()),
-            note_of_unread(name, &unread),
+            note_of_unread(name, source.unread()),
             note_of_unused(name, &read.tally.unused),
             note_of_cut(name, &read, self.context, self.positions),
             self.note_of_guess(labels, model),
         ];
-        let of_model = model.notes().into_iter().chain(notes_of_head(model));
-        let of_model = of_model.map(|note| format!("note: {note}"));
         let of_folders = notes_of_unread(name, source.unread_in_folders(), ".txt");
-        let notes = notes.into_iter().flatten().chain(of_folders).chain(of_model);
+        let notes = notes.into_iter().flatten().chain(of_folders).chain(notes_of_model(model));
         Ok(Splits {
             notes: notes.collect(),
             context: Some(read.context),
@@ -249,11 +247,6 @@ fn forget_classes(model: &mut dyn Model) {
     if let Some(head) = model.head_mut().filter(|head| !head.is_classifier()) {
         head.id2label = None;
     }
-}
-
-/// What a new head does not use of its configuration.
-fn notes_of_head(model: &dyn Model) -> Vec<String> {
-    model.head().map(HeadConfig::notes).unwrap_or_default()
 }
 
 /// Refuses settings that apply to language models only.

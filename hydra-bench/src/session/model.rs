@@ -3,6 +3,7 @@
 use super::data::{Data, Reader};
 use super::pairs::{self, PairObjective};
 use super::predict::Predicts;
+use super::splits::notes_of_model;
 use super::{origin, own};
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Usage, tell};
@@ -57,9 +58,9 @@ impl Model {
         Ok(Self { model, name, dtype, train, reader, objective, memory, predicts, vocabulary_parts })
     }
 
-    /// What its files have and it does not use, as notes.
+    /// Notes on what its files have and it does not use.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
-        self.model.notes().into_iter().map(|note| format!("note: {note}"))
+        notes_of_model(self.model.as_ref())
     }
 
     /// Takes the classes of a classifier of texts from the adapters of the settings, if there are any.

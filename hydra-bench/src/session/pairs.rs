@@ -2,6 +2,7 @@
 
 use super::splits::{
     Splits, context_of, note_of_cut, note_of_merged, note_of_sharegpt, note_of_unread, note_of_unused,
+    notes_of_model,
 };
 use crate::settings::{ModelSettings, TaskName};
 use crate::terminal::Usage;
@@ -168,9 +169,7 @@ impl PairReader {
             padding: model.padding(),
         };
         let read = source.splits(splits, &form)?;
-        let notes =
-            self.notes(source, &read).chain(model.notes().into_iter().map(|note| format!("note: {note}")));
-        let notes = notes.collect();
+        let notes = self.notes(source, &read).chain(notes_of_model(model)).collect();
         let TokenSplits { splits, context, items, .. } = read;
         let references: Vec<Arc<WithReference>> = match self.objective.has_reference() {
             true => splits.iter().map(|split| Arc::new(WithReference::new(Arc::clone(split)))).collect(),
@@ -186,8 +185,6 @@ impl PairReader {
     /// The notes on what is not used and what is decided.
     fn notes(&self, source: &PreferenceFiles, read: &TokenSplits) -> impl Iterator<Item = String> + use<> {
         let name = source.name();
-        let unread: Vec<String> =
-            source.unread().iter().map(|path| format!("`{}`", path.display())).collect();
         let cut = match self.objective {
             PairObjective::Preference(_) => {
                 let cut = TokenSplits { skipped: 0, ..read.clone() };
@@ -197,7 +194,7 @@ impl PairReader {
             PairObjective::Reward => None,
         };
         let notes = [
-            note_of_unread(name, &unread),
+            note_of_unread(name, source.unread()),
             note_of_unused(name, &read.tally.unused),
             note_of_sharegpt(name, read.tally.sharegpt),
             note_of_merged(name, read.tally.merged),

@@ -2,6 +2,8 @@
 
 use crate::terminal::Usage;
 use hydra_models::data::{Content, Context, Counts, Cut, HeldOut, TokenSplits, Unread, WithReference};
+use hydra_models::family::{HeadConfig, Model};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The default context of text blocks and packed rows, if the model has at least that many positions.
@@ -55,8 +57,9 @@ pub(super) fn notes_of_unread(name: &str, unread: &Unread, read: &str) -> Vec<St
 }
 
 /// Returns the note on files of a directory that are not read.
-pub(super) fn note_of_unread(name: &str, unread: &[String]) -> Option<String> {
-    let (some, more) = (&unread[..unread.len().min(NAMES)], if unread.len() > NAMES { " .." } else { "" });
+pub(super) fn note_of_unread(name: &str, unread: &[PathBuf]) -> Option<String> {
+    let some = unread.iter().take(NAMES).map(|path| format!("`{}`", path.display()));
+    let (some, more) = (some.collect::<Vec<_>>(), if unread.len() > NAMES { " .." } else { "" });
     (!unread.is_empty()).then(|| {
         format!(
             "note: `{name}` has files that are not read: {}{more}; a directory has either texts or rows, in files named train, \
@@ -64,6 +67,20 @@ pub(super) fn note_of_unread(name: &str, unread: &[String]) -> Option<String> {
             some.join(", ")
         )
     })
+}
+
+/// Returns the notes on what a model does not use of its files and of its configuration.
+pub(super) fn notes_of_model(model: &dyn Model) -> impl Iterator<Item = String> + use<> {
+    as_notes(model.notes()).chain(notes_of_head(model))
+}
+
+/// Returns the notes on what a new head does not use of the model's configuration.
+pub(super) fn notes_of_head(model: &dyn Model) -> impl Iterator<Item = String> + use<> {
+    as_notes(model.head().map(HeadConfig::notes).unwrap_or_default())
+}
+
+fn as_notes(sentences: Vec<String>) -> impl Iterator<Item = String> {
+    sentences.into_iter().map(|sentence| format!("note: {sentence}"))
 }
 
 /// Returns the note on unused fields of rows.

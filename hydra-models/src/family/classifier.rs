@@ -162,9 +162,9 @@ impl HeadConfig {
         let classes = (names && self.has_classes_of_data())
             .then(|| format!("`id2label` {place}: it does not name every class of the data or the adapters"));
         let number = set(&file.num_labels).filter(|_| !names && file.number() != Some(self.outputs()));
-        let number = number.map(|_| {
-            format!("`num_labels` {place}: the data or the adapters have {} classes", self.outputs())
-        });
+        let ending = if self.outputs() == 1 { "" } else { "s" };
+        let number = number
+            .map(|_| format!("`num_labels` {place}: the new head has {} output{ending}", self.outputs()));
         let problem = set(&file.problem_type).filter(|name| ProblemType::named(name) != Some(self.problem()));
         let problem = problem
             .map(|_| format!("`problem_type` {place}: the labels are those of a {}", self.problem().name()));
@@ -500,8 +500,7 @@ mod tests {
         let automatic = json!({"id2label": {"0": "LABEL_0"}, "num_labels": 1});
         let mut automatic = language(automatic);
         assert_eq!(automatic.classify(CLASS, None, &labels(single, &["b", "a"])).unwrap(), [0, 1]);
-        let note =
-            "`num_labels` of the model's configuration is not used: the data or the adapters have 2 classes";
+        let note = "`num_labels` of the model's configuration is not used: the new head has 2 outputs";
         assert_eq!(automatic.notes(), [note]);
     }
 
