@@ -19,9 +19,10 @@ impl MicrobatchGroup {
     pub(crate) const ONE: Self = Self { microbatches: 1, batches: 1 };
 }
 
-/// The batches of a round of an evaluation.
+/// A round of an evaluation, in batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RoundBatches {
+    /// The batches of this round.
     pub here: usize,
     /// The estimated batches of all later rounds.
     pub later: usize,

@@ -283,7 +283,7 @@ impl Rounds for Sequences {
         Ok(goes_on)
     }
 
-    /// As if all sequences went on to their largest length, and as many as now were in the cache.
+    /// Assumes that all sequences go on to their largest length, and that as many as now are in the cache.
     fn later_items(&self) -> usize {
         let state = self.state();
         let most = |prompt: usize| self.limits.tokens(self.prompts[prompt].ids.len());
@@ -389,5 +389,46 @@ impl Dataset for Sequences {
 
     fn unit(&self) -> &'static str {
         "tokens"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::KvCacheForm;
+    use super::*;
+    use hydra_core::FloatType;
+
+    /// The rows of the next tokens of `sequences` sequences.
+    fn rows(sequences: usize) -> Vec<f32> {
+        [1.0, 0.0].repeat(sequences)
+    }
+
+    #[test]
+    fn later_items_are_those_of_the_rounds_that_are_left() {
+        let form = KvCacheForm { blocks: 1, key_heads: 1, head_width: 1, float: FloatType::F32, longest: 9 };
+        let later = |prompts: usize, cached: usize| {
+            let prompts = vec![Prompt { ids: vec![1, 2], sample: 0 }; prompts];
+            let limits = Limits {
+                new_tokens: 5,
+                positions: 9,
+                ends: vec![],
+                cache_bytes: form.bytes(7) * cached as u64,
+            };
+            let sequences =
+                Sequences::new(prompts, limits, Sampling::default(), KvCache::new(form), |_, _| false);
+            let mut counts = vec![sequences.later_items()];
+            loop {
+                let active = sequences.state().active.len();
+                if !sequences.next_round(&rows(active)).unwrap() {
+                    return counts;
+                }
+                counts.push(sequences.later_items());
+            }
+        };
+        assert_eq!(later(1, 1), [4, 3, 2, 1, 0]);
+        // One item has the newest tokens of all of them.
+        assert_eq!(later(GROUP, GROUP), [4, 3, 2, 1, 0]);
+        // The second sequence begins when the first one has ended.
+        assert_eq!(later(2, 1), [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
     }
 }
