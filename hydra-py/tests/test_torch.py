@@ -57,21 +57,25 @@ class Noise(nn.Module):
         return x[:, torch.randperm(x.shape[1])] + torch.randint(0, 3, (x.shape[1],))
 
 
+def plain_losses(parameters: Any, loss_of: Callable[[Any], Any], data: Any, steps: int = 6, lr: float = 0.1) -> list[float]:
+    """Trains with a loop of PyTorch, and returns the losses."""
+    optimizer, losses = torch.optim.SGD(parameters, lr=lr, momentum=0.9), []
+    for step in range(steps):
+        loss = loss_of(torch.utils.data.default_collate(data[step * 4 : step * 4 + 4]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 def test_losses_are_those_of_a_loop_of_pytorch() -> None:
     chain = perceptron()
     task = trained(chain)
     modules = nn.Sequential(*chain.load(task.model_dir).stages.values())
     torch.manual_seed(0)
     expected = nn.Sequential(*perceptron().modules.values())
-    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for step in range(6):
-        batch = torch.utils.data.default_collate(rows()[step * 4 : step * 4 + 4])
-        loss = cross_entropy(expected(batch["x"]), batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(expected.parameters(), lambda batch: cross_entropy(expected(batch["x"]), batch), rows())
     assert task.losses == pytest.approx(losses, rel=1e-5)
     for found, wanted in zip(modules.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
@@ -207,15 +211,14 @@ def test_frozen_and_shared_parameters_and_several_tensors() -> None:
     assert loaded.stages["first"].linear is loaded.stages["again"].linear
     stages = list(plain.modules.values())
     trainable = dict.fromkeys(each for stage in stages for each in stage.parameters() if each.requires_grad)
-    optimizer = torch.optim.SGD(list(trainable), lr=0.1, momentum=0.9)
-    for step in range(6):
-        batch = torch.utils.data.default_collate(data[step * 4 : step * 4 + 4])
+
+    def loss_of(batch: Any) -> Any:
         outputs: Any = (batch["x"], batch["mask"])
         for stage in stages:
             outputs = stage(*outputs)
-        optimizer.zero_grad()
-        cross_entropy(outputs, batch).backward()
-        optimizer.step()
+        return cross_entropy(outputs, batch)
+
+    assert whole.losses == pytest.approx(plain_losses(list(trainable), loss_of, data), rel=1e-5)
     torch.testing.assert_close(loaded.stages["first"].linear.weight, stages[0].linear.weight, rtol=1e-4, atol=1e-5)
 
 
@@ -244,15 +247,8 @@ def test_scalars_are_trained_kept_tensors_are_released_and_what_is_unused_is_nam
     with pytest.warns(UserWarning, match="the loss of the first batch does not depend on `0.unused`"):
         task = trained(Chain(modules(), inputs="x", loss=cross_entropy))
     assert len(Scaled.alive) >= 6 and not any(Scaled.alive[-3:])
-    plain, losses = nn.Sequential(*modules()), []
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    for step in range(6):
-        batch = torch.utils.data.default_collate(rows()[step * 4 : step * 4 + 4])
-        loss = cross_entropy(plain(batch["x"]), batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    plain = nn.Sequential(*modules())
+    losses = plain_losses(plain.parameters(), lambda batch: cross_entropy(plain(batch["x"]), batch), rows())
     assert task.losses == pytest.approx(losses, rel=1e-5)
     loaded = task.load().stages["0"].scale
     assert loaded.shape == torch.Size([]) and loaded.item() == pytest.approx(plain[0].scale.item(), rel=1e-5)
@@ -558,6 +554,7 @@ def tokens(items: int = 16, length: int = 32) -> list[dict[str, Any]]:
 
 
 CLASSIFIERS = ("Bert", "LlamaClassifier")
+TOKENS_OR_SEVERAL = ("BertTokens", "BertSeveral")
 
 
 def transformers_model(name: str) -> Any:
@@ -573,9 +570,11 @@ def transformers_model(name: str) -> Any:
     torch.manual_seed(7)
     if name == "GPT2":
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=128, n_layer=4, n_head=4))
-    kind = "ForSequenceClassification" if name in CLASSIFIERS else "ForCausalLM"
+    if name == "BertSeveral":
+        small |= {"problem_type": "multi_label_classification", "num_labels": 3}
+    kind = "ForSequenceClassification" if name in (*CLASSIFIERS, "BertSeveral") else "ForCausalLM"
     kind = "ForTokenClassification" if name == "BertTokens" else kind
-    family = name.removesuffix("Classifier").removesuffix("Tokens")
+    family = name.removesuffix("Classifier").removesuffix("Tokens").removesuffix("Several")
     return getattr(transformers, family + kind)(getattr(transformers, f"{family}Config")(**small))
 
 
@@ -596,7 +595,7 @@ def test_a_grid_of_a_language_model_spills_to_the_bits_of_one_device(name: str) 
     assert all(task.report["shards"] > 1 for task in spilled.values())
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral", "BertTokens", *CLASSIFIERS])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral", *TOKENS_OR_SEVERAL, *CLASSIFIERS])
 def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
     from hydra_train.torch import chain
 
@@ -608,19 +607,14 @@ def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
         attention.dropout_prob = 0.0
     if name in CLASSIFIERS:
         data = [row | {"labels": row["labels"][:1] % 2} for row in data]
+    if name == "BertSeveral":
+        data = [row | {"labels": (row["labels"][:3] % 2).float()} for row in data]
     if name == "BertTokens":
         data = [row | {"labels": torch.where(row["labels"] < 0, -100, row["labels"] % 2)} for row in data]
     task = trained(chain(model), data, lr=0.01, steps=4, weight_decay=0)
     loaded, whole = task.load(), transformers_model(name).eval()
     assert type(loaded) is type(model)
-    optimizer, losses = torch.optim.SGD(whole.parameters(), lr=0.01, momentum=0.9), []
-    for step in range(4):
-        batch = torch.utils.data.default_collate(data[step * 4 : step * 4 + 4])
-        loss = whole(**batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(whole.parameters(), lambda batch: whole(**batch).loss, data, steps=4, lr=0.01)
     assert task.losses == pytest.approx(losses, rel=1e-5)
     # Each half is weighted by its targets, which differ.
     assert trained(chain(model), data, lr=0.01, steps=4, weight_decay=0, accumulate=2).losses == pytest.approx(losses, rel=1e-5)

@@ -162,7 +162,7 @@ def _check_cut(model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: S
     elif getattr(model.config, "problem_type", None) == "multi_label_classification":
         labels = torch.zeros(2, model.config.num_labels)
     else:
-        labels = torch.zeros(2, 12).long() if of_tokens else torch.zeros(2, dtype=torch.long)
+        labels = torch.zeros((2, 12) if of_tokens else 2, dtype=torch.long)
     tensors = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids), "labels": labels}
     unknown = [key for key in inputs if key not in tensors]
     if unknown:

@@ -98,10 +98,9 @@ def schema_of(batch: Mapping[str, Any], inputs: Sequence[str]) -> Schema:
     """Returns names, types and shapes of an item's tensors, and checks them."""
     for key, value in batch.items():
         if not isinstance(value, torch.Tensor):
-            numbers = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
-            hint = "make tensors of the items, for a dataset of Hugging Face `dataset.with_format(\"torch\")`" if numbers else (
-                "leave it out in `collate`"
-            )
+            of_numbers = isinstance(value, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in value)
+            hint = "make each item's a tensor, in a dataset of Hugging Face with `dataset.with_format(\"torch\")`"
+            hint = hint if of_numbers else "leave it out in `collate`"
             raise UsageError(f"`{key}` of a batch is a {type(value).__name__}, expected a tensor: {hint}", keyword="data")
         if value.dtype not in TYPES:
             raise UsageError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import numbers as numbers_of
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from numbers import Number
 from typing import Any
 
 import numpy
@@ -210,12 +210,11 @@ def versioned(value: Any) -> tuple[Any, int]:
 
 
 def is_changed(before: Any, version: int, after: Any) -> bool:
-    """Returns whether an attribute that decides outputs is another one after a forward. One that was `None` is what a forward leaves."""
+    """Returns whether a forward has changed an attribute that is a tensor, a number or a text; others do not count."""
     if isinstance(before, torch.Tensor):
-        kept = isinstance(after, torch.Tensor) and after.shape == before.shape
-        return before._version != version or (after is not before and not (kept and torch.equal(before, after)))
-    decides = isinstance(before, (numbers_of.Number, numpy.generic, str))
-    return decides and after is not before and bool(after != before)
+        is_equal = isinstance(after, torch.Tensor) and after.shape == before.shape and torch.equal(before, after)
+        return before._version != version or (after is not before and not is_equal)
+    return isinstance(before, (Number, numpy.generic, str)) and after is not before and bool(after != before)
 
 
 class Graph:
