@@ -7,7 +7,7 @@ The weights are random, the tokens too. Without --tasks one configuration is tra
 minibatch after the first --warmup ones; with it, configurations with different rates, one after another in the loop, at once with
 Hydra, and `tokens_per_s` is that of all. The process's own packages decide which Hydra runs: hydra_train must be importable.
 """
-import argparse, json, os, resource, statistics, sys, tempfile, time
+import argparse, json, os, resource, statistics, tempfile, time
 
 p = argparse.ArgumentParser()
 p.add_argument("how", choices=["loop", "hydra"])
