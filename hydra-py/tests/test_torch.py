@@ -520,10 +520,10 @@ def test_memory_that_pytorch_takes_is_counted() -> None:
         def forward(self, x: Any) -> Any:
             return self.linear((x.unsqueeze(1).repeat(1, 4096, 1) * 2).sin().mean(1))
 
-    # Four rows, repeated: 16 MiB for each of the two large tensors that exist at a time.
+    # Four rows, repeated: 16 MiB for each of the three large tensors, since the trained module before it wants its inputs' gradient.
     with pytest.raises(hydra.MemoryRefused) as caught:
-        trained(Chain([Wide()], inputs="x", loss=cross_entropy), device_memory="24MiB", strict=True)
-    assert caught.value.needed_bytes > 32 << 20
+        trained(Chain([nn.Linear(WIDTH, WIDTH), Wide()], inputs="x", loss=cross_entropy), device_memory="32MiB", strict=True)
+    assert caught.value.needed_bytes > 48 << 20
 
 
 def test_the_command_line_refuses_to_resume_such_a_run(hydra_program: Path) -> None:
