@@ -22,8 +22,7 @@ pub enum DataError {
     /// A Parquet file with an unsupported compression.
     #[error(
         "`{path}` uses the Parquet compression {codec}, which is not supported: convert it to Snappy, for example with python -c \
-         \"import pandas; pandas.read_parquet('{path}').to_parquet('FILE.parquet', compression='snappy')\"; for Zstandard, \
-         building with `--features zstd` adds support",
+         \"import pandas; pandas.read_parquet('{path}').to_parquet('FILE.parquet', compression='snappy')\"",
         path = path.display()
     )]
     ParquetCodec { path: PathBuf, codec: String },

@@ -109,15 +109,12 @@ mod tests {
     }
 
     #[test]
-    fn zstandard_is_read_with_its_feature() {
-        let read = read(&fixture("zstandard.parquet"));
-        match cfg!(feature = "zstd") {
-            true => assert_eq!(read.unwrap().len(), 5),
-            false => {
-                let error = read.unwrap_err().to_string();
-                assert!(error.contains("compression zstd") && error.contains("--features zstd"), "{error}");
-            }
-        }
+    fn other_compressions_are_read_and_an_unsupported_one_is_named() {
+        let zstandard = read(&fixture("zstandard.parquet")).unwrap();
+        assert!(zstandard.len() == 5 && read(&fixture("gzip.parquet")).unwrap() == zstandard);
+        let error = read(&fixture("brotli.parquet")).unwrap_err().to_string();
+        assert!(error.contains("brotli.parquet` uses the Parquet compression brotli"), "{error}");
+        assert!(error.contains("compression='snappy'"), "{error}");
     }
 
     #[test]
