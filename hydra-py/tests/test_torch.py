@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +21,7 @@ import hydra_train as hydra
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
 
-from hydra_train.torch import Chain  # noqa: E402
+from hydra_train.torch import Chain, Chained  # noqa: E402
 
 nn, functional = torch.nn, torch.nn.functional
 WIDTH, ITEMS = 256, 24
@@ -540,9 +543,6 @@ def test_the_package_does_not_import_pytorch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-TOKENS: dict[str, Any] = {"batch": 4, "steps": 4, "lr": [3e-3, 1e-3, 3e-4, 1e-4], "devices": "cpu:2x1"}
-
-
 def tokens(items: int = 16, length: int = 32) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(5)
     found = []
@@ -578,21 +578,55 @@ def transformers_model(name: str) -> Any:
     return getattr(transformers, family + kind)(getattr(transformers, f"{family}Config")(**small))
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral"])
-def test_a_grid_of_a_language_model_spills_to_the_bits_of_one_device(name: str) -> None:
-    from hydra_train.torch import chain
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
-    def tasks(**settings: Any) -> Any:
-        return hydra.select(model=chain(transformers_model(name)), data=tokens(), **(TOKENS | settings)).wait().tasks
 
-    # Less than what one model takes with its gradients and what PyTorch keeps for the backward pass.
-    spilled, plain = tasks(device_memory="9MiB"), tasks(device_memory="64MiB", devices="cpu:1x1")
-    assert len(spilled) == 4
-    assert {name: task.weights_sha256 for name, task in spilled.items()} == {
-        name: task.weights_sha256 for name, task in plain.items()
-    }
-    assert {name: task.losses for name, task in spilled.items()} == {name: task.losses for name, task in plain.items()}
-    assert all(task.report["shards"] > 1 for task in spilled.values())
+@pytest.mark.parametrize("name", ["network", "gpt2", "gemma", "bert", "mixtral"])
+def test_a_killed_example_resumes_to_the_bits_of_one_device_and_the_losses_of_pytorch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name != "network":
+        pytest.importorskip("transformers", reason="Transformers is not installed here")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import torch_models
+
+    program = [sys.executable, str(EXAMPLES / "torch_models.py"), name, "--out", str(tmp_path / "run")]
+    killed = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    events = tmp_path / "run" / "metrics.jsonl"
+    while not events.exists() or events.read_text().count('"minibatch"') < 24:
+        assert killed.poll() is None, "the example ended before it was killed"
+        time.sleep(0.02)
+    killed.kill()
+    killed.wait()
+    resumed = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+
+    plain = torch_models.train(name, devices="cpu:1x1", device_memory="64MiB").wait().tasks
+    assert len(plain) == 4 and all(task.report["shards"] == 1 for task in plain.values())
+    shown = re.findall(r"^(\S+): validation loss \S+, (\d+) shards, weights (\w+)$", resumed, re.MULTILINE)
+    assert {task: weights for task, _, weights in shown} == {task: each.weights_sha256 for task, each in plain.items()}
+    assert all(int(shards) > 1 for _, shards, _ in shown)
+
+    for task in plain.values():
+        chain, data = torch_models.job(name)
+        model = chain.whole or Chained(chain.modules)
+        optimizer, losses = torch.optim.AdamW(model.parameters(), lr=task.differs["lr"], weight_decay=0.01), []
+        for step in range(16):
+            batch = torch.utils.data.default_collate([data["train"][(4 * step + at) % 32] for at in range(4)])
+            loss = cross_entropy(model(batch["x"]), batch) if name == "network" else model(**batch).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert task.losses == pytest.approx(losses, rel=1e-5)
+
+
+def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="Transformers is not installed here")
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES), prepend=os.pathsep)
+    cells = json.loads((EXAMPLES / "torch_models.ipynb").read_text())["cells"]
+    program = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    printed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert len(re.findall(r"^\w+: lr\S+, validation loss \d+\.\d+, [2-9] shards$", printed, re.MULTILINE)) == 5, printed
 
 
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral", *TOKENS_OR_SEVERAL, *CLASSIFIERS])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from hydra_train._run import Metric
-    from hydra_train._settings import Evaluate, Explain, Generate, Resume, Select, Train
+    from hydra_train._settings import Data, Evaluate, Explain, Generate, ModuleChain, Resume, Select, Train
 
 __all__ = [
     "HydraError",
@@ -72,6 +72,8 @@ def train(**settings: Unpack[Train]) -> Run:
 def resume(
     directory: str | os.PathLike[str],
     *,
+    model: ModuleChain | None = None,
+    data: Data | None = None,
     metric: Callable[[str, str, str], float] | None = None,
     **settings: Unpack[Resume],
 ) -> Run:
@@ -80,8 +82,9 @@ def resume(
     A run of a ``hydra_train.torch.Chain`` needs ``model`` and ``data`` again, with the same initial weights, and a run whose
     ``metric`` is a function needs the function again.
     """
-    again = {} if metric is None else {"metric": metric}
-    return _run("resume", {**settings, **again}, os.fspath(directory))
+    again = {"model": model, "data": data, "metric": metric}
+    given = {name: value for name, value in again.items() if value is not None}
+    return _run("resume", {**settings, **given}, os.fspath(directory))
 
 
 def evaluate(**settings: Unpack[Evaluate]) -> dict[str, Any]:
