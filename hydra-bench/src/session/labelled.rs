@@ -14,7 +14,7 @@ use hydra_models::data::{
 use hydra_models::family::{Classes, HeadConfig, Labels, Model, Reads, TaskType};
 use hydra_models::lora::AdapterDir;
 use hydra_models::objective::ProblemType;
-use hydra_models::tokenizer::Tokenizer;
+use hydra_models::tokenizer::{Conventions, Tokenizer};
 use std::path::Path;
 
 /// The task of a model with these settings: the given one, or that of the model's head.
@@ -66,6 +66,8 @@ pub(super) struct LabelReader {
     problem: Option<ProblemType>,
     /// What the configuration of a head that is not trained states they are.
     configured: Option<ProblemType>,
+    /// The names and the numbers of the model's classes, if its head is trained or its configuration names them.
+    classes: Vec<String>,
     /// The adapters whose classes the head has.
     adapter: Option<AdapterDir>,
 }
@@ -81,12 +83,16 @@ impl LabelReader {
         let head = model.head().filter(|head| head.is_classifier());
         let problem = spec.problem_type.or_else(|| head?.determined_problem());
         let configured = model.head().and_then(HeadConfig::named_problem);
+        let classes = head.map(HeadConfig::classes).or_else(|| model.head()?.named_classes());
+        let classes = classes.as_ref().map(names_and_numbers).unwrap_or_default();
         let columns = spec.columns.clone();
-        Ok(Self { tokenizer, vocabulary, positions, context, columns, problem, configured, adapter: None })
+        let adapter = None;
+        Ok(Self { tokenizer, vocabulary, positions, context, columns, problem, configured, classes, adapter })
     }
 
     /// Takes the classes from these adapters of a classifier, if they name them: data may have some of them.
     pub(super) fn take_classes(&mut self, adapter: AdapterDir) {
+        self.classes = adapter.classes().map(names_and_numbers).unwrap_or_default();
         self.adapter = Some(adapter);
     }
 
@@ -109,6 +115,19 @@ impl LabelReader {
             expected: classes.names(),
             found: labels.names.clone(),
         })
+    }
+
+    /// Gives a new head of a decoder the padding token of the tokenizer, or its end of texts, so that Transformers reads batches.
+    fn pad(&self, model: &mut dyn Model) -> Result<()> {
+        if model.padding().is_none() && model.head().is_some_and(|head| !head.is_classifier()) {
+            let conventions = Conventions::load(&self.tokenizer, model.directory())?;
+            conventions
+                .padding
+                .or(conventions.end)
+                .into_iter()
+                .for_each(|padding| model.set_padding(padding));
+        }
+        Ok(())
     }
 
     /// Makes the model the classifier that its files and the adapters are, without labels of data, and returns its labels. The
@@ -138,6 +157,7 @@ impl LabelReader {
         if self.adapter.as_ref().is_some_and(|adapter| adapter.classes().is_some()) {
             forget_classes(model);
         }
+        self.pad(model)?;
         let problem = known.unwrap_or(match names.len() {
             1 => ProblemType::Regression,
             _ => ProblemType::SingleLabelClassification,
@@ -169,6 +189,43 @@ impl LabelReader {
         Ok((texts, cut.into_iter().chain(of_model).collect()))
     }
 
+    /// The note on labels that are taken to be classes of other names: numbers of named classes, or names of unnamed ones. A
+    /// trained head had the classes `before`.
+    fn note_of_names(
+        data: &str,
+        (labels, numbers): (&Labels, &[i32]),
+        before: Option<Classes>,
+        model: &dyn Model,
+    ) -> Option<String> {
+        let classes = before.or_else(|| model.classes())?;
+        let names = classes.names();
+        let of = |number: &i32| usize::try_from(*number).ok().and_then(|class| names.get(class));
+        let are_equal = labels.names.iter().eq(numbers.iter().filter_map(of));
+        if are_equal || labels.problem == ProblemType::Regression {
+            return None;
+        }
+        let some = |names: Vec<String>| {
+            let more = if names.len() > NAMES { ", .." } else { "" };
+            let names: Vec<String> = names.iter().take(NAMES).map(|name| format!("`{name}`")).collect();
+            names.join(", ") + more
+        };
+        let are_numbers = labels.names.iter().zip(numbers).all(|(name, number)| *name == number.to_string());
+        match (are_numbers, classes.are_unnamed()) {
+            (true, true) => None,
+            (true, false) => {
+                let names = numbers.iter().filter_map(of).cloned().collect();
+                Some(format!(
+                    "note: the labels of `{data}` are numbers of the model's classes: {}",
+                    some(names)
+                ))
+            }
+            (false, _) => Some(format!(
+                "note: the model does not name its classes: they are taken to be {}, in this order",
+                some(labels.names.clone())
+            )),
+        }
+    }
+
     /// The note on classes that neither the adapters nor the model's configuration names.
     fn note_of_guess(&self, labels: &Labels, model: &dyn Model) -> Option<String> {
         let unnamed = |adapter: &&AdapterDir| adapter.classes().is_none() && adapter.outputs().is_some();
@@ -191,7 +248,7 @@ impl LabelReader {
             )
             .into());
         }
-        let open = |problem| LabelledFiles::open(Path::new(data), &self.columns, problem);
+        let open = |problem| LabelledFiles::open(Path::new(data), &self.columns, problem, &self.classes);
         let of_adapter = self.adapter.as_ref().and_then(AdapterDir::problem);
         match self.configured.filter(|_| self.problem.or(of_adapter).is_none()) {
             // Labels that do not fit the configuration are what they are without it, which a note states.
@@ -208,6 +265,8 @@ impl LabelReader {
         model: &mut dyn Model,
     ) -> Result<Splits> {
         let labels = source.labels();
+        let before = model.head().filter(|head| head.is_classifier()).map(HeadConfig::classes);
+        self.pad(model)?;
         let numbers = self
             .numbers(labels, model)
             .with_context(|| format!("the labels of `{}` do not fit the model", source.name()))?;
@@ -224,14 +283,17 @@ impl LabelReader {
         let name = source.name();
         let notes = [
             Some(note_of_labels(name, labels.problem, &labels.names)),
+            source.have_indicators().then(|| note_of_indicators(name)),
             note_of_parts(name, source.held_out()),
             note_of_unread(name, source.unread()),
             note_of_unused(name, &read.tally.unused),
             note_of_cut(name, &read, self.context, self.positions),
             self.note_of_guess(labels, model),
+            Self::note_of_names(name, (labels, &numbers), before, model),
         ];
+        let lacking = source.lacking().into_iter().map(|(split, class)| note_of_lacking(name, split, class));
         let of_folders = notes_of_unread(name, source.unread_in_folders(), ".txt");
-        let notes = notes.into_iter().flatten().chain(of_folders).chain(notes_of_model(model));
+        let notes = notes.into_iter().flatten().chain(lacking).chain(of_folders).chain(notes_of_model(model));
         Ok(Splits {
             notes: notes.collect(),
             context: Some(read.context),
@@ -240,6 +302,11 @@ impl LabelReader {
             references: Vec::new(),
         })
     }
+}
+
+/// What a label may be that is one of these classes.
+fn names_and_numbers(classes: &Classes) -> Vec<String> {
+    classes.names().into_iter().chain((0..classes.count()).map(|class| class.to_string())).collect()
 }
 
 /// Makes a head that is not trained forget the classes of its configuration, because adapters name their own.
@@ -284,6 +351,18 @@ fn note_of_labels(name: &str, problem: ProblemType, names: &[String]) -> String 
     }
 }
 
+fn note_of_indicators(name: &str) -> String {
+    format!(
+        "note: the labels of `{name}` are lists of zeros and ones: each number states whether the text has the class"
+    )
+}
+
+fn note_of_lacking(name: &str, split: Split, class: &str) -> String {
+    format!(
+        "note: the {split} split of `{name}`, which is cut off the end of the file, has no row of the class `{class}`: shuffle the rows"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,9 +371,9 @@ mod tests {
     use std::fs;
     use tempfile::TempDir;
 
-    /// Reads texts with these labels for a base with these keys in its configuration: the classes and the problem type of
-    /// the head that they make, and the notes on its configuration.
-    fn read(keys: Value, labels: &[&str]) -> (Vec<String>, ProblemType, Vec<String>) {
+    /// Reads texts with these labels for a base with these keys in its configuration: the head that they make, and the notes
+    /// in which a text occurs.
+    fn read_with(keys: Value, labels: &[&str], of: &str) -> (HeadConfig, Vec<String>) {
         let dir = TempDir::new().unwrap();
         let mut config = json!({
             "model_type": "gpt2", "vocab_size": 256, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2,
@@ -311,9 +390,49 @@ mod tests {
         let reader = LabelReader::new(model.as_ref(), Tokenizer::Bytes, &spec).unwrap();
         let source = reader.open(data.to_str().unwrap()).unwrap();
         let read = reader.read(&source, &[Split::Train], model.as_mut()).unwrap();
-        let notes = read.notes.into_iter().filter(|note| note.contains("configuration")).collect();
-        let head = model.head().unwrap();
+        let notes = read.notes.into_iter().filter(|note| note.contains(of)).collect();
+        (model.head().unwrap().clone(), notes)
+    }
+
+    /// The same: the classes and the problem type of the head, and the notes on its configuration.
+    fn read(keys: Value, labels: &[&str]) -> (Vec<String>, ProblemType, Vec<String>) {
+        let (head, notes) = read_with(keys, labels, "configuration");
         (head.classes().names(), head.problem(), notes)
+    }
+
+    #[test]
+    fn labels_of_other_names_than_the_classes_are_noted() {
+        let two = json!({"id2label": {"0": "pos", "1": "neg"}});
+        let (head, notes) = read_with(two, &["1", "0"], "numbers of");
+        let note = "are numbers of the model's classes: `pos`, `neg`";
+        assert!(head.classes().names() == ["pos", "neg"] && notes[0].ends_with(note), "{notes:?}");
+        assert_eq!(head.padding(), Some(0), "the end of texts of bytes");
+        let (head, notes) =
+            read_with(json!({"pad_token_id": 7}), &["[0, 1, 1]", "[1, 0, 0]"], "zeros and ones");
+        assert_eq!((head.outputs(), head.padding(), notes.len()), (3, Some(7), 1));
+        let sorted = [&["0"; 12][..], &["1"; 8]].concat();
+        let (_, notes) = read_with(json!({}), &sorted, "no row of the class");
+        assert!(notes.len() == 2 && notes[0].contains("the validation split of"), "{notes:?}");
+        assert!(
+            notes[1].contains("the test split of") && notes[1].contains("the class `0`: shuffle"),
+            "{notes:?}"
+        );
+
+        let model = family::load("bytes-tiny").unwrap();
+        let labels = |names: [&str; 2]| Labels {
+            problem: ProblemType::SingleLabelClassification,
+            names: names.map(str::to_owned).into(),
+        };
+        let note = |names| {
+            let before = Some(Classes::numbered(2));
+            LabelReader::note_of_names("d", (&labels(names), &[0, 1]), before, model.as_ref())
+        };
+        assert_eq!([note(["0", "1"]), note(["LABEL_0", "LABEL_1"])], [None, None]);
+        let guessed = note(["bad", "good"]).unwrap();
+        assert!(
+            guessed.contains("does not name its classes: they are taken to be `bad`, `good`"),
+            "{guessed}"
+        );
     }
 
     #[test]

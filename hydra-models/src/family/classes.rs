@@ -60,14 +60,18 @@ impl Classes {
         self.id2label == Self::numbered(self.count()).id2label
     }
 
-    /// The numbers of the classes of these names, if all exist; for unnamed classes, the numbers in order if the count
-    /// matches.
+    /// The numbers of the classes of these names, if all exist; or the integers themselves, if all names are numbers of classes,
+    /// as in Transformers; for other names of unnamed classes, the numbers in order if the count matches.
     pub fn numbers_of(&self, names: &[String]) -> Option<Vec<i32>> {
-        let known = self.names();
+        let (known, count) = (self.names(), self.count() as i32);
         let number = |name: &String| known.iter().position(|known| known == name).map(|at| at as i32);
+        let integer = |name: &String| {
+            name.parse().ok().filter(|class: &i32| (0..count).contains(class) && class.to_string() == *name)
+        };
+        let all =
+            |number: &dyn Fn(&String) -> Option<i32>| names.iter().map(number).collect::<Option<Vec<i32>>>();
         let unnamed = self.are_unnamed() && names.len() == self.count();
-        let all = || (0..names.len() as i32).collect();
-        names.iter().map(number).collect::<Option<Vec<i32>>>().or_else(|| unnamed.then(all))
+        all(&number).or_else(|| all(&integer)).or_else(|| unnamed.then(|| (0..count).collect()))
     }
 
     /// The numbers of a dataset's classes. A model without a directory takes these classes; the weights of a directory
@@ -110,6 +114,16 @@ mod tests {
         assert!(!named.are_unnamed() && named.names() == names && named.label2id["cat"] == 1);
         assert_eq!(named.numbers_of(&["cat".to_owned()]), Some(vec![1]));
         assert_eq!(named.numbers_of(&["dog".to_owned()]), None);
+        let numbers = |classes: &Classes, names: &[&str]| {
+            classes.numbers_of(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(numbers(&named, &["1"]), Some(vec![1]), "an integer is a class's number");
+        assert_eq!(
+            (numbers(&named, &["2"]), numbers(&named, &["01"]), numbers(&named, &["1", "owl"])),
+            (None, None, None)
+        );
+        assert_eq!((numbers(&classes, &["2"]), numbers(&classes, &["3"])), (Some(vec![2]), None));
+        assert_eq!(numbers(&classes, &["1", "2", "3"]), Some(vec![0, 1, 2]), "names in their order");
         let mut cats = Classes::numbered(2);
         cats.id2label.insert("0".to_owned(), json!("cat"));
         assert!(!cats.are_unnamed());

@@ -31,15 +31,37 @@ pub(super) enum Target {
 /// The labels of each split.
 type BySplit<'a> = [Vec<Located<'a>>; 3];
 
-/// The meaning of the labels: `problem`, or as Transformers infers it from their form.
+/// The meaning of all labels.
+#[derive(Debug)]
+pub(super) struct Meaning {
+    /// The problem and the names of the classes.
+    pub(super) labels: Labels,
+    /// The targets of each split.
+    pub(super) targets: [Vec<Target>; 3],
+    /// Whether each label is a list of zeros and ones, one for each class.
+    pub(super) indicators: bool,
+}
+
+/// The meaning of the labels: `problem`, or what their form states. The classes are those of the training data, and in other
+/// splits also the `classes` of the model.
 ///
 /// # Errors
-/// A label that does not fit the problem or that the training data does not have, or training data of one class.
+/// A label that does not fit the problem or that neither the training data nor the model has, or training data of one class.
 pub(super) fn resolve(
     name: &str,
     splits: &BySplit<'_>,
     problem: Option<ProblemType>,
-) -> Result<(Labels, [Vec<Target>; 3]), DataError> {
+    classes: &[String],
+) -> Result<Meaning, DataError> {
+    let multi_label = ProblemType::MultiLabelClassification;
+    if problem.is_none_or(|problem| problem == multi_label)
+        && let Some(count) = indicated(splits)
+    {
+        let names = (0..count).map(|class| class.to_string()).collect();
+        let targets = each(splits, |label| Ok(label.indicated()))?;
+        return Meaning { labels: Labels { problem: multi_label, names }, targets, indicators: true }
+            .checked(name);
+    }
     // The labels are those of the training data, or of the first split if there is none.
     let known = splits.iter().find(|split| !split.is_empty()).map_or(&[][..], Vec::as_slice);
     let labels = match problem.unwrap_or_else(|| inferred(splits)) {
@@ -49,9 +71,9 @@ pub(super) fn resolve(
             let labels = Labels { problem: ProblemType::Regression, names };
             let targets =
                 each(splits, |label| label.numbers(numbers, problem.is_some()).map(Target::Numbers))?;
-            return Ok((labels, targets));
+            return Ok(Meaning { labels, targets, indicators: false });
         }
-        problem => Labels { problem, names: class_names(splits, known, problem)? },
+        problem => Labels { problem, names: class_names(splits, known, problem, classes)? },
     };
     let numbers: BTreeMap<&str, u32> = labels.names.iter().map(String::as_str).zip(0..).collect();
     let single = labels.problem == ProblemType::SingleLabelClassification;
@@ -59,12 +81,39 @@ pub(super) fn resolve(
         let classes = label.classes(&numbers)?;
         Ok(if single { Target::Class(classes[0]) } else { Target::Classes(classes) })
     })?;
-    let [train, ..] = &targets;
-    let is_constant = !train.is_empty() && train.iter().all(|target| *target == train[0]);
-    match is_constant || labels.names.is_empty() {
-        true => Err(DataError::OneClass { name: name.to_owned(), classes: labels.names }),
-        false => Ok((labels, targets)),
+    Meaning { labels, targets, indicators: false }.checked(name)
+}
+
+impl Meaning {
+    /// Refuses training data of one class.
+    fn checked(self, name: &str) -> Result<Self, DataError> {
+        let Self { labels, targets: [train, ..], .. } = &self;
+        let is_constant = !train.is_empty() && train.iter().all(|target| *target == train[0]);
+        if !is_constant && !labels.names.is_empty() {
+            return Ok(self);
+        }
+        let all = &labels.names;
+        let classes = match (self.indicators, &train[..]) {
+            (true, [Target::Classes(classes), ..]) => {
+                classes.iter().map(|class| all[*class as usize].clone()).collect()
+            }
+            _ => all.clone(),
+        };
+        Err(DataError::OneClass { name: name.to_owned(), classes })
     }
+}
+
+/// The number of classes if all labels are lists of as many zeros and ones, at least two: the form in which Transformers takes
+/// several labels. (As lists of classes they would all be equal.)
+fn indicated(splits: &BySplit<'_>) -> Option<usize> {
+    let mut labels = splits.iter().flatten();
+    let count = labels.clone().next()?.entries().len();
+    let is_indicator = |entry: &Entry| matches!(entry.number(false), Some(0.0 | 1.0));
+    let fits = |located: &Located<'_>| {
+        let entries = located.entries();
+        matches!(located.label, Label::List(_)) && entries.len() == count && entries.iter().all(is_indicator)
+    };
+    (count > 1 && labels.all(fits)).then_some(count)
 }
 
 /// The problem of labels of this form: numbers with fractions are a regression, lists are several classes for each item.
@@ -80,12 +129,13 @@ fn inferred(splits: &BySplit<'_>) -> ProblemType {
     }
 }
 
-/// The names of all classes in `known`, sorted: integers by value, other names by text. The labels of all splits are
-/// checked to be classes.
+/// The names of all classes in `known`, and of those of `also` that other splits have, sorted: integers by value, other names by
+/// text. The labels of all splits are checked to be classes.
 fn class_names(
     splits: &BySplit<'_>,
     known: &[Located<'_>],
     problem: ProblemType,
+    also: &[String],
 ) -> Result<Vec<String>, DataError> {
     let integers = |entry: &Entry| matches!(entry, Entry::Integer(_) | Entry::Fraction(_));
     let all_numbers = splits
@@ -96,7 +146,10 @@ fn class_names(
     for located in splits.iter().flatten() {
         located.check_classes(problem, all_numbers)?;
     }
-    let names: BTreeSet<String> = known.iter().flat_map(Located::entries).filter_map(Entry::class).collect();
+    let mut names: BTreeSet<String> =
+        known.iter().flat_map(Located::entries).filter_map(Entry::class).collect();
+    let all = splits.iter().flatten().flat_map(Located::entries).filter_map(Entry::class);
+    names.extend(all.filter(|name| also.contains(name)));
     let mut names: Vec<String> = names.into_iter().collect();
     let integer = |name: &String| name.parse::<i64>().ok().filter(|integer| integer.to_string() == *name);
     if names.iter().all(|name| integer(name).is_some()) {
@@ -150,6 +203,12 @@ impl<'a> Located<'a> {
         self.wrong(format!("is {}, expected a finite number: correct or remove the row", entry.shown()))
     }
 
+    /// The classes whose places in the list have a one.
+    fn indicated(&self) -> Target {
+        let ones = (0..).zip(self.entries()).filter(|(_, entry)| entry.number(false) == Some(1.0));
+        Target::Classes(ones.map(|(class, _)| class).collect())
+    }
+
     /// The indices of the classes, in ascending order; each class once.
     fn classes(&self, numbers: &BTreeMap<&str, u32>) -> Result<Vec<u32>, DataError> {
         let mut classes = BTreeSet::new();
@@ -159,7 +218,8 @@ impl<'a> Located<'a> {
                 return Err(self.unknown(class, numbers));
             };
             if !classes.insert(*number) {
-                let advice = "name each class of the row once; a list of zeros and ones, one for each class, is not read";
+                let advice = "name each class of the row once; lists of zeros and ones have one number for each class, as many in \
+                              each row";
                 return Err(self.wrong(format!("has {} twice: {advice}", entry.shown())));
             }
         }
@@ -225,7 +285,8 @@ mod tests {
         let locate =
             |(line, label)| Located { path, place: RowPosition::Line(line), field: "label", label, is_cell };
         let [train, test] = [&train, &test].map(|labels| (2..).zip(labels).map(locate).collect());
-        resolve("data", &[train, Vec::new(), test], problem).map_err(|error| error.to_string())
+        let found = resolve("data", &[train, Vec::new(), test], problem, &["m".to_owned()]);
+        found.map(|Meaning { labels, targets, .. }| (labels, targets)).map_err(|error| error.to_string())
     }
 
     fn names(train: Value) -> (ProblemType, String) {
@@ -249,6 +310,8 @@ mod tests {
             (json!([["b", "a"], [], ["c"]]), multi, "a b c"),
             (json!([[10, 2], [3]]), multi, "2 3 10"),
             (json!([[1], 2]), multi, "1 2"),
+            (json!([[0, 1, 0], [1, 1, 0]]), multi, "0 1 2"),
+            (json!([[0.0, 1.0], [1.0, 0.0]]), multi, "0 1"),
             (json!([1, 0.5]), Regression, "LABEL_0"),
             (json!([1.0, 2.0]), Regression, "LABEL_0"),
             (json!([[0.5, 1], [2, 3]]), Regression, "LABEL_0 LABEL_1"),
@@ -297,6 +360,21 @@ mod tests {
             error.contains("line 3 of `a.csv`: `label` is `c`") && error.contains("only `a`, `b`"),
             "{error}"
         );
+        let (labels, [.., test]) = of(json!(["b", "a"]), json!(["m"]), None, false).unwrap();
+        assert_eq!(
+            (labels.names.join(" "), test),
+            ("a b m".to_owned(), vec![Target::Class(2)]),
+            "the model's class"
+        );
+        let (_, [train, _, test]) =
+            of(json!([[0, 1, 1], [1, 0, 0]]), json!([[0, 0, 0]]), None, false).unwrap();
+        assert_eq!(
+            [&train[0], &train[1], &test[0]].map(Target::clone),
+            [vec![1, 2], vec![0], vec![]].map(Target::Classes),
+            "zeros and ones"
+        );
+        let numbers = of(json!([[0, 1], [1, 0]]), json!([]), Some(Regression), false).unwrap();
+        assert_eq!(numbers.1[0][1], Target::Numbers(vec![1.0, 0.0]));
         let (labels, _) = of(json!([]), json!(["x"]), None, false).unwrap();
         assert_eq!(labels.names, ["x"], "data without a training split has the classes of the test split");
     }
@@ -308,6 +386,7 @@ mod tests {
             (json!([1]), "has the label `1`"),
             (json!([["a", "b"], ["b", "a"]]), "has the label `a`, `b`"),
             (json!([[], []]), "has the label none"),
+            (json!([[0, 1], [0, 1]]), "has the label `1`"),
         ] {
             let error = refused(train, json!([]), None, false);
             assert!(error.contains("every training row of `data`") && error.contains(found), "{error}");

@@ -1,7 +1,7 @@
 //! Row files and class folders of texts with labels, in up to three splits.
 
 use super::LabelledTexts;
-use super::class::{Located, Target, resolve};
+use super::class::{Located, Meaning, Target, resolve};
 use super::label::{Entry, Label};
 use super::record::Record;
 use crate::data::examples::{
@@ -22,6 +22,7 @@ use std::sync::Arc;
 pub struct LabelledFiles {
     name: String,
     labels: Labels,
+    indicators: bool,
     splits: [Option<Texts>; 3],
     held_out: HeldOut,
     unread: Vec<PathBuf>,
@@ -100,7 +101,9 @@ impl LabelledFiles {
     ///
     /// A row has a `text`, perhaps a second one in `text_pair`, and a `label` or `labels`; `columns` maps columns to these
     /// fields. Without a `problem`, labels with fractions are those of a regression, lists those of a multi-label
-    /// classification, and all others are one class for each text. Classes are sorted: integers by value, names by text.
+    /// classification, and all others are one class for each text. Lists that have as many zeros and ones each have one for each
+    /// class. Classes are sorted: integers by value, names by text. They are those of the training data, and in other splits
+    /// also the `classes` of the model.
     ///
     /// The last tenth of the rows of a single file is the test split and the tenth before it the validation split. Class
     /// folders without validation data have the last tenth of each training class as validation split, or the tenth
@@ -108,14 +111,19 @@ impl LabelledFiles {
     ///
     /// # Errors
     /// A path without such data, a file that cannot be read, a row without a text or a label, a label that does not fit the
-    /// problem or that the training data does not have, or training data of one class.
-    pub fn open(path: &Path, columns: &[Column], problem: Option<ProblemType>) -> Result<Self, DataError> {
+    /// problem or that neither the training data nor the model has, or training data of one class.
+    pub fn open(
+        path: &Path,
+        columns: &[Column],
+        problem: Option<ProblemType>,
+        classes: &[String],
+    ) -> Result<Self, DataError> {
         let found = match RowFiles::are_at(path) {
             true => Found::in_rows(path, columns)?,
             false => Found::in_folders(path, columns)?,
         };
         let name = path.display().to_string();
-        let (labels, targets) = resolve(&name, &found.located(), problem)?;
+        let Meaning { labels, targets, indicators } = resolve(&name, &found.located(), problem, classes)?;
         let Found { splits, held_out, unread, unread_in_folders, looked_for } = found;
         let mut targets = targets.into_iter();
         let splits = splits.map(|records| {
@@ -123,7 +131,7 @@ impl LabelledFiles {
             let Records { files, items, tally } = records?;
             Some(Texts { files, items: items.into(), targets, tally: Arc::new(tally) })
         });
-        Ok(Self { name, labels, splits, held_out, unread, unread_in_folders, looked_for })
+        Ok(Self { name, labels, indicators, splits, held_out, unread, unread_in_folders, looked_for })
     }
 
     /// The path as given.
@@ -134,6 +142,31 @@ impl LabelledFiles {
     /// The labels: the problem that they pose, and the names of the classes.
     pub fn labels(&self) -> &Labels {
         &self.labels
+    }
+
+    /// Returns whether each label is a list of zeros and ones, one for each class.
+    pub fn have_indicators(&self) -> bool {
+        self.indicators
+    }
+
+    /// The splits that were cut off a single file, each with a class that it lacks and the training split has.
+    pub fn lacking(&self) -> Vec<(Split, &str)> {
+        let of = |split: Split| self.splits[split as usize].as_ref();
+        let Some(train) = of(Split::Train) else { return Vec::new() };
+        let has = |texts: &Texts, class: u32| {
+            texts.targets.iter().any(|target| match target {
+                Target::Class(of) => *of == class,
+                Target::Classes(of) => of.contains(&class),
+                Target::Numbers(_) => false,
+            })
+        };
+        let lacks = |split: Split| {
+            let texts = of(split).filter(|texts| texts.files == train.files)?;
+            let mut names = (0..).zip(&self.labels.names);
+            let (_, name) = names.find(|(class, _)| has(train, *class) && !has(texts, *class))?;
+            Some((split, name.as_str()))
+        };
+        [Split::Validation, Split::Test].into_iter().filter_map(lacks).collect()
     }
 
     /// Returns whether the data has this split.
@@ -383,7 +416,7 @@ mod tests {
     }
 
     fn open(path: &Path, names: &[&str]) -> Result<LabelledFiles, String> {
-        LabelledFiles::open(path, &columns(names), None).map_err(|error| error.to_string())
+        LabelledFiles::open(path, &columns(names), None, &[]).map_err(|error| error.to_string())
     }
 
     /// Opens a file of this name and text.
@@ -428,7 +461,7 @@ mod tests {
     #[test]
     fn a_parquet_table_has_labels() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet");
-        let of = |name: &str| LabelledFiles::open(&fixtures.join(name), &[], None).unwrap();
+        let of = |name: &str| LabelledFiles::open(&fixtures.join(name), &[], None, &[]).unwrap();
         let (table, lines) = (of("labels.parquet"), of("labels.jsonl"));
         assert_eq!((table.labels(), lens(&table)), (lines.labels(), [8, 1, 1]));
         let form = LabelForm { numbers: &[0, 1, 2], outputs: 3, ..BYTES };
@@ -515,7 +548,7 @@ mod tests {
         assert_eq!((files.labels().names.join(" "), lens(&files)), ("2 10".to_owned(), [32, 4, 4]));
         assert_eq!(files.held_out(), HeldOut::ValidationAndTest);
         assert_eq!(labels(&files, Split::Test), [1, 0, 1, 0], "folders are in the order of their names");
-        let numbers = LabelledFiles::open(dir.path(), &[], Some(ProblemType::Regression)).unwrap();
+        let numbers = LabelledFiles::open(dir.path(), &[], Some(ProblemType::Regression), &[]).unwrap();
         let form = LabelForm { numbers: &[0], outputs: 1, ..BYTES };
         assert_eq!(batch(&numbers, Split::Test, &form).targets.parts[0].as_f32(), [10.0, 2.0, 10.0, 2.0]);
     }
@@ -539,7 +572,7 @@ mod tests {
         assert!(error.contains("--columns names the column `x`"), "{error}");
         let dir = directory(&two);
         let error =
-            LabelledFiles::open(dir.path(), &[], Some(ProblemType::Regression)).unwrap_err().to_string();
+            LabelledFiles::open(dir.path(), &[], Some(ProblemType::Regression), &[]).unwrap_err().to_string();
         let place = format!(
             "the text of `{}`: `class folder` is `a`, expected a number",
             dir.path().join(two[0].0).display()

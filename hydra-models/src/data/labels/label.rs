@@ -24,8 +24,19 @@ pub(super) enum Label {
 }
 
 impl Label {
-    /// Reads the value of a field. Cells of a table are text and hold numbers where they look like one.
+    /// Reads the value of a field. Cells of a table are text: they hold a list where they are one in JSON, and numbers where they
+    /// look like one.
     pub(super) fn read(field: &str, value: Value, is_table: bool) -> Result<Self, String> {
+        if let Some(cell) = value.as_str().map(str::trim).filter(|cell| is_table && cell.starts_with('[')) {
+            match serde_json::from_str(cell) {
+                Ok(list @ Value::Array(_)) => return Self::read(field, list, false),
+                _ if cell.ends_with(']') && cell.contains('\'') => {
+                    let advice = "write it as JSON, such as [\"a\", \"b\"]";
+                    return Err(format!("`{field}` is a list in the form of Python, {cell}: {advice}"));
+                }
+                _ => {}
+            }
+        }
         match value {
             Value::Array(list) => {
                 let entry = |value| Entry::read(field, value, is_table);
@@ -163,6 +174,14 @@ mod tests {
         assert_eq!(entry(json!(true), false), Entry::Name("true".to_owned()));
         let list = Label::read("labels", json!(["a", 2]), false).unwrap();
         assert_eq!(list, Label::List(vec![Entry::Name("a".to_owned()), Entry::Integer(2)]));
+        let cell = |text: &str| Label::read("labels", json!(text), true);
+        assert_eq!(cell(r#" ["a", 2]"#).unwrap(), list);
+        assert_eq!(cell("[other]").unwrap(), Label::One(Entry::Name("[other]".to_owned())));
+        let error = cell("['a', 'b']").unwrap_err();
+        assert!(
+            error.contains("`labels` is a list in the form of Python, ['a', 'b']: write it as JSON"),
+            "{error}"
+        );
         for (value, found) in [
             (json!(" "), "`label` has an empty name"),
             (json!({"a": 1}), "`label` must have names or numbers, found an object"),
