@@ -178,7 +178,9 @@ fn desirable(pass: &Pass) -> Tensor<1> {
 
 /// The loss of a reward model: a sequence classifier with one number, the reward. The last layer returns the rewards
 /// `[2 * pairs, 1]`, for each pair that of the chosen text and that of the rejected one. The loss is the negative
-/// log-likelihood of the preferences (Bradley and Terry, Biometrika 39, 1952), the metrics those of [`Preference`].
+/// log-likelihood of the preferences (Bradley and Terry, Biometrika 39, 1952), where the chosen text must be better by the pair's
+/// margin, part 0 of the targets, `F32` `[pairs]` (Touvron et al., Llama 2, 2023, section 3.2.2). The metrics are those of
+/// [`Preference`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RewardModel;
 
@@ -201,9 +203,9 @@ impl Objective for RewardModel {
         "reward model".to_owned()
     }
 
-    fn loss(&self, outputs: &Activation, _: &Pass) -> Tensor<1> {
+    fn loss(&self, outputs: &Activation, pass: &Pass) -> Tensor<1> {
         let [chosen, rejected] = Self::rewards(outputs);
-        mean(softplus(rejected - chosen))
+        mean(softplus(rejected - chosen + pass.targets().part(0).into_float()))
     }
 
     fn metrics(&self) -> Vec<Metric> {
@@ -427,7 +429,13 @@ mod tests {
         let device = Device::flex().autodiff();
         let rewards: Tensor<2> = Tensor::from_data([[2.0], [1.0], [-1.0], [0.5]], &device).require_grad();
         let outputs = Activation::of(rewards.clone());
-        let loss = RewardModel.loss(&outputs, &pass(REFERENCE));
+        let with_margins = |margins: [f32; 2]| {
+            let margins: Tensor<1> = Tensor::from_data(margins, &device);
+            RewardModel.loss(&outputs, &Pass::train(Pass::key_of(0, 0, 0), Activation::of(margins)))
+        };
+        let expected = -(log_sigmoid(1.0 - 0.25) + log_sigmoid(-1.5 - 2.0)) / 2.0;
+        assert!((f64::from(values(&with_margins([0.25, 2.0]))[0]) - expected).abs() < 1e-6);
+        let loss = with_margins([0.0, 0.0]);
         let expected = -(log_sigmoid(1.0) + log_sigmoid(-1.5)) / 2.0;
         assert!((f64::from(values(&loss)[0]) - expected).abs() < 1e-6);
         let slopes = gradient(&rewards, &loss.backward());

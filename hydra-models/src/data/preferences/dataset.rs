@@ -24,7 +24,7 @@ use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 /// with the answer of the item before it in the dataset; the first item has that of the last one. (TRL takes the item
 /// before it in blocks of a minibatch.) Part 3 of the targets names the desirable answers, `F32` `[items]`, 1 or 0.
 ///
-/// For a reward model, part 0 is not used, and parts 1 to 3 are the [`Sequences`](crate::parts::Sequences) of the texts,
+/// For a reward model, part 0 is the margin of each pair, `F32` `[pairs]`, and parts 1 to 3 are the [`Sequences`](crate::parts::Sequences) of the texts,
 /// `[pairs, 2]`.
 pub struct PreferencePairs {
     name: String,
@@ -42,6 +42,8 @@ pub struct PreferencePairs {
     lengths: Vec<u32>,
     /// Whether each item is desirable, for KTO.
     labels: Option<Vec<f32>>,
+    /// The margin of each pair, for reward models.
+    margins: Vec<f32>,
     reads: Reads,
 }
 
@@ -73,6 +75,7 @@ impl PreferencePairs {
         if labels.is_some() {
             add_mismatched(&mut records, form.context);
         }
+        let margins = records.iter().map(|record| record.margin).collect();
         let (mut ids, mut ends, mut prompts) = (Vec::new(), Vec::new(), Vec::new());
         for record in records {
             prompts.push(record.prompt as u32);
@@ -83,7 +86,8 @@ impl PreferencePairs {
             }
         }
         let filler = form.conventions.end.unwrap_or(0);
-        let mut dataset = Self { name, context: 0, filler, ids, ends, prompts, lengths, labels, reads };
+        let mut dataset =
+            Self { name, context: 0, filler, ids, ends, prompts, lengths, labels, margins, reads };
         dataset.context = dataset.longest();
         Ok(dataset)
     }
@@ -122,7 +126,8 @@ impl PreferencePairs {
         let tokens = row.ids.len();
         let of = |ids| HostTensor::int(ids, [1, tokens]);
         let units = row.lengths.iter().map(|length| *length as usize).sum();
-        let mut targets = row.targets(items.len(), self.reads);
+        let margins = items.iter().map(|item| self.margins[*item]).collect();
+        let mut targets = row.targets(margins, self.reads);
         if let Some(labels) = &self.labels {
             let labels = items.iter().map(|item| labels[*item]).collect();
             targets.parts.push(HostTensor::float(labels, [items.len()]));
@@ -206,14 +211,14 @@ impl Row {
         self.segments.resize(end, -1);
     }
 
-    /// The targets of a batch of this many pairs.
-    fn targets(&self, pairs: usize, reads: Reads) -> HostActivation {
-        let tokens = self.ids.len();
+    /// The targets of a batch of pairs with these margins.
+    fn targets(&self, margins: Vec<f32>, reads: Reads) -> HostActivation {
+        let (pairs, tokens) = (margins.len(), self.ids.len());
         if let Reads::Lasts { .. } = reads {
             let sequences = [&self.firsts, &self.lengths, &self.lasts];
             let sequences = sequences.map(|of| HostTensor::int(of.clone(), [pairs, 2]));
-            let unused = HostTensor::float(vec![0.0; pairs], [pairs]);
-            return HostActivation { parts: [vec![unused], sequences.into()].concat() };
+            let margins = HostTensor::float(margins, [pairs]);
+            return HostActivation { parts: [vec![margins], sequences.into()].concat() };
         }
         let mut lengths = vec![0.0; SEGMENTS * pairs];
         let counted = self.segments.iter().filter_map(|segment| usize::try_from(*segment).ok());
@@ -267,6 +272,10 @@ impl Content for PreferencePairs {
         numbers(&[&reads, &self.ids, &self.ends, &self.prompts], to);
         let labels = self.labels.as_ref().map(|labels| labels.iter().map(|label| *label as u32).collect());
         labels.into_iter().for_each(|labels: Vec<u32>| numbers(&[&labels], to));
+        if self.margins.iter().any(|margin| *margin != 0.0) {
+            let bits: Vec<u32> = self.margins.iter().map(|margin| margin.to_bits()).collect();
+            numbers(&[&bits], to);
+        }
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use crate::tokenizer::{Chat, Rendered};
 use serde_json::{Map, Value};
 
 /// The tokens of a record.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Encoded {
     /// The prompt with each answer.
     pub(super) texts: Vec<Vec<u32>>,
@@ -19,6 +19,8 @@ pub(super) struct Encoded {
     pub(super) tokens: Vec<usize>,
     /// Whether the only answer is desirable.
     pub(super) label: Option<bool>,
+    /// The margin of a reward model.
+    pub(super) margin: f32,
     /// Whether a token crosses the end of the prompt.
     pub(super) merged: bool,
     /// Unused columns of a conversation's row, and other remarks about it.
@@ -77,7 +79,8 @@ impl PairForm<'_> {
         let tokens = texts.iter().map(Vec::len).collect();
         texts.iter_mut().for_each(|text| text.truncate(self.context));
         let Noticed { unused, remarks } = noticed;
-        Ok(Encoded { texts, prompt: start, tokens, label: record.label, merged, unused, remarks })
+        let Record { label, margin, .. } = *record;
+        Ok(Encoded { texts, prompt: start, tokens, label, margin, merged, unused, remarks })
     }
 
     /// The prompt and the texts of a conversation.

@@ -10,6 +10,8 @@ pub(super) struct Record {
     pub(super) content: Content,
     /// Whether the only answer is desirable; `None` for two answers.
     pub(super) label: Option<bool>,
+    /// By how much a reward model should prefer the chosen answer; zero by default.
+    pub(super) margin: f32,
 }
 
 /// A prompt and answers.
@@ -52,9 +54,21 @@ impl Record {
         {
             return Err("`chosen` and `rejected` are equal, which prefers nothing: remove the row".to_owned());
         }
-        let label = is_one.then(|| label(row.required("label")?, is_table)).transpose()?;
+        let label = is_one.then(|| label(&row.required("label")?)).transpose()?;
         // A reward model reads whole texts.
         let needs_prompt = loss.is_some();
+        let margin = match loss.is_none() && row.has("margin") {
+            true => margin(&row.required("margin")?, is_table)?,
+            false => 0.0,
+        };
+        if answers.iter().any(Value::is_string) && row.is_list("prompt") {
+            let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+            return Err(format!(
+                "`prompt` is a list of messages, but {} is text: write answers as lists of messages too, such as [{{\"role\": \
+                 \"assistant\", \"content\": \"..\"}}]",
+                names.join(" or ")
+            ));
+        }
         let content = if answers.iter().all(Value::is_string) {
             Content::texts(names, answers, row, needs_prompt, tally)?
         } else if answers.iter().all(Value::is_array) {
@@ -65,7 +79,7 @@ impl Record {
             let (names, found) = (names.join(" and "), found.join(" and "));
             return Err(format!("{names} must be text or lists of messages, found {found}"));
         };
-        Ok(Self { content, label })
+        Ok(Self { content, label, margin })
     }
 
     /// The record of one of the answers; the first is desirable.
@@ -79,7 +93,7 @@ impl Record {
                 Content::Chat { prompt, answers, columns }
             }
         };
-        Self { content, label: Some(answer == 0) }
+        Self { content, label: Some(answer == 0), margin: 0.0 }
     }
 }
 
@@ -147,17 +161,32 @@ impl Content {
     }
 }
 
-/// Whether an answer is desirable. All cells of a table are text.
-fn label(value: Value, is_table: bool) -> Result<bool, String> {
-    let text = value.as_str().filter(|_| is_table).map(str::to_ascii_lowercase);
-    match (&value, text.as_deref()) {
-        (Value::Bool(label), _) => Ok(*label),
-        (_, Some("true" | "1")) => Ok(true),
-        (_, Some("false" | "0")) => Ok(false),
-        _ => Err(format!(
-            "`label` must be true (desirable) or false, found {}",
-            value.as_str().map_or_else(|| kind(&value).to_owned(), |text| format!("`{text}`"))
-        )),
+/// Whether an answer is desirable: also as 1 or 0, and as text, which all cells of a table are.
+fn label(value: &Value) -> Result<bool, String> {
+    let text = value.as_str().map(str::to_ascii_lowercase);
+    match (value, value.as_f64(), text.as_deref()) {
+        (Value::Bool(label), ..) => Ok(*label),
+        (_, Some(1.0), _) | (.., Some("true" | "1")) => Ok(true),
+        (_, Some(0.0), _) | (.., Some("false" | "0")) => Ok(false),
+        _ => Err(format!("`label` must be true (desirable) or false, found {}", shown(value))),
+    }
+}
+
+/// The margin of a pair.
+fn margin(value: &Value, is_table: bool) -> Result<f32, String> {
+    let of_cell = || value.as_str().filter(|_| is_table)?.trim().parse().ok();
+    let number = value.as_f64().or_else(of_cell).map(|number| number as f32);
+    number
+        .filter(|number| number.is_finite())
+        .ok_or_else(|| format!("`margin` must be a finite number, found {}", shown(value)))
+}
+
+/// Describes a value for messages.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("`{text}`"),
+        Value::Number(number) => number.to_string(),
+        other => kind(other).to_owned(),
     }
 }
 
@@ -214,7 +243,7 @@ mod tests {
 
     fn texts(prompt: &str, answers: &[&str], label: Option<bool>) -> Record {
         let answers = answers.iter().map(|answer| (*answer).to_owned()).collect();
-        Record { content: Content::Texts { prompt: prompt.to_owned(), answers }, label }
+        Record { content: Content::Texts { prompt: prompt.to_owned(), answers }, label, margin: 0.0 }
     }
 
     #[test]
@@ -239,7 +268,17 @@ mod tests {
         let row = json!({"prompt": [user], "chosen": [yes], "rejected": [no]});
         let content = read(row, DPO).unwrap().0.content;
         assert!(matches!(content, Content::Chat { prompt, .. } if prompt == [user]));
-        assert!(read(json!({"chosen": "a", "rejected": "b"}), None).is_ok());
+        let pair = |margin: Value| read(json!({"chosen": "a", "rejected": "b", "margin": margin}), None);
+        let (record, tally) = pair(json!(0.5)).unwrap();
+        assert!(record.margin == 0.5 && tally.unused.is_empty(), "{:?}", tally.unused);
+        assert_eq!(pair(json!("much")).unwrap_err(), "`margin` must be a finite number, found `much`");
+        let (record, tally) =
+            read(json!({"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1}), DPO).unwrap();
+        assert_eq!(
+            (record.margin, tally.unused),
+            (0.0, [("margin".to_owned(), 1)].into()),
+            "DPO has no margin"
+        );
     }
 
     #[test]
@@ -256,6 +295,10 @@ mod tests {
                 "must be text or lists of messages, found a string and a list",
             ),
             (json!({"prompt": "p", "chosen": 1, "rejected": 2}), "found a number and a number"),
+            (
+                json!({"prompt": [{"role": "user", "content": "u"}], "chosen": "a", "rejected": "b"}),
+                "`prompt` is a list of messages, but `chosen` or `rejected` is text: write answers as lists",
+            ),
             (json!({"prompt": "p", "chosen": ["a"], "rejected": ["b"]}), "message 1 of `chosen`"),
         ] {
             let error = read(row, DPO).unwrap_err();
@@ -272,7 +315,7 @@ mod tests {
         assert_eq!(alone, [texts("p", &["c"], Some(true)), texts("p", &["r"], Some(false))]);
         for (row, part) in [
             (row("yes".into()), "`label` must be true (desirable) or false, found `yes`"),
-            (row(1.into()), "found a number"),
+            (row(2.into()), "must be true (desirable) or false, found 2"),
             (json!({"prompt": "p", "completion": "c"}), "the row has no `label`"),
             (json!({"prompt": "p", "label": true}), "the row has no `completion`"),
             (json!({"completion": "c", "label": true}), "the row has no `prompt`: add it"),
@@ -280,7 +323,7 @@ mod tests {
             let error = read(row, KTO).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
-        let of_table = |text: &str| label(text.into(), true);
-        assert_eq!([of_table("True"), of_table("0")], [Ok(true), Ok(false)]);
+        let labels = [json!("True"), json!("0"), json!(1), json!(0.0)];
+        assert_eq!(labels.map(|value| label(&value)), [Ok(true), Ok(false), Ok(true), Ok(false)]);
     }
 }
