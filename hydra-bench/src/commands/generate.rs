@@ -80,8 +80,13 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
     };
     each.iter().try_for_each(|adapters| adapters.check(&spec))?;
     let mut model = Model::load(&spec, &decode_memory(&devices, &around.machine))?;
-    let request = Request::new(&model, &args.asked)?;
+    let (own, note_of_own) = match args.tokenizer {
+        Some(_) => (None, None),
+        None => generation::own_files(&args.adapter, model.directory()),
+    };
+    let request = Request::new(&model, &args.asked, own)?;
     tell(&model.note_of_origin(&each[0], &[spec.seed], ""));
+    note_of_own.as_deref().into_iter().for_each(tell);
     model.notes().for_each(|note| tell(&note));
     request.notes().iter().for_each(|note| tell(note));
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);

@@ -15,6 +15,7 @@ use hydra_models::tokenizer::{Chat, Conventions, Tokenizer};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -156,19 +157,21 @@ pub(crate) enum Shown {
 }
 
 impl Request {
-    /// Reads the prompts and the model's own settings of generation.
+    /// Reads the prompts and the model's own settings of generation. Tokenizer, chat template and settings are those of
+    /// the directory `own`, if there is one that has a tokenizer, instead of the model's.
     ///
     /// # Errors
     /// A model that generates no text, prompts that cannot be read or are too long, or settings that do not go together.
-    pub(crate) fn new(model: &Model, asked: &Asked) -> Result<Self> {
-        Self::of(model, asked, |conventions| prompts_of(asked, conventions))
+    pub(crate) fn new(model: &Model, asked: &Asked, own: Option<&Path>) -> Result<Self> {
+        Self::of(model, asked, own, |conventions| prompts_of(asked, conventions))
     }
 
-    /// Prepares the prompts that `given` returns, with the columns of their rows that it does not use.
+    /// Prepares the prompts that `given` returns.
     pub(super) fn of(
         model: &Model,
         asked: &Asked,
-        given: impl FnOnce(&Conventions) -> Result<(Vec<Given>, BTreeSet<String>)>,
+        own: Option<&Path>,
+        given: impl FnOnce(&Conventions) -> Result<Prompts>,
     ) -> Result<Self> {
         let Some((positions, vocabulary, tokenizer)) = model.generates_from() else {
             bail!(Usage::new(format!(
@@ -177,17 +180,20 @@ impl Request {
                 model.name()
             )));
         };
-        let tokenizer = tokenizer.clone();
+        let of_own = own.map(Tokenizer::from_dir).transpose()?.flatten();
+        let directory = of_own.as_ref().and(own).or(model.directory());
+        let tokenizer = of_own.unwrap_or_else(|| tokenizer.clone());
         let lacks_tokenizer = matches!(tokenizer, Tokenizer::Missing(_));
-        let conventions = Conventions::load(&tokenizer, model.directory())?;
-        let own = OwnSettings::read(model.directory())?;
+        let conventions = Conventions::load(&tokenizer, directory)?;
+        let has_settings = |directory: &&Path| directory.join(SETTINGS).exists();
+        let own = OwnSettings::read(directory.filter(has_settings).or(model.directory()))?;
         if lacks_tokenizer && !asked.stop.is_empty() {
             bail!(Usage::new(format!(
                 "--stop compares texts, and `{}` has no tokenizer: omit --stop, or pass --tokenizer",
                 model.name()
             )));
         }
-        let (given, unused) = given(&conventions)?;
+        let Prompts { given, unused, dated } = given(&conventions)?;
         let new_tokens = match asked.max_new_tokens {
             Some(given) => given,
             None => own.checked("max_new_tokens", values::count)?.unwrap_or(NEW_TOKENS),
@@ -217,6 +223,12 @@ impl Request {
         if !unused.is_empty() {
             let unused: Vec<String> = unused.into_iter().collect();
             notes.push(format!("note: not used of the prompts' rows: {}", unused.join(", ")));
+        }
+        if dated {
+            notes.push(
+                "note: the chat template uses today's date: Hydra always passes 26 July 2024, as in training"
+                    .to_owned(),
+            );
         }
         if cut > 0 {
             notes.push(format!(
@@ -295,23 +307,77 @@ impl Reading {
         let ids = if ended { &ids[..ids.len() - 1] } else { ids };
         let before = &self.prompts[prompt].ids;
         let before = &before[before.len().saturating_sub(CONTEXT)..];
-        // Some tokenizers write no space before the first word of a text.
-        let (all, start) = (self.tokenizer.decode(&[before, ids].concat())?, self.tokenizer.decode(before)?);
-        let mut text = match all.strip_prefix(&start) {
-            Some(text) => text.to_owned(),
-            None => self.tokenizer.decode(ids)?,
+        let mut text = self.after(before, ids, true)?;
+        // A stop text may have special tokens, which the text does not have.
+        let stop = |text: &str| self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min();
+        let Some(at) = stop(&self.after(before, ids, false)?) else { return Ok((text, false)) };
+        if let Some(at) = stop(&text) {
+            text.truncate(at);
+            return Ok((text, true));
+        }
+        let mut tokens = ids.len();
+        let mut whole = self.after(before, ids, false)?;
+        while stop(&whole).is_some() {
+            tokens -= 1;
+            whole = self.after(before, &ids[..tokens], false)?;
+        }
+        text = self.after(before, &ids[..tokens], true)?;
+        // The start of the stop text.
+        if let Some(kept) = whole.get(at..).and_then(|rest| text.strip_suffix(rest)) {
+            text.truncate(kept.len());
+        }
+        Ok((text, true))
+    }
+
+    /// The text of tokens after other ones, with or without special tokens.
+    fn after(&self, before: &[u32], ids: &[u32], skips_special: bool) -> Result<String> {
+        let decode = |ids: &[u32]| match skips_special {
+            true => self.tokenizer.decode_text(ids),
+            false => self.tokenizer.decode(ids),
         };
-        let found = self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min();
-        found.into_iter().for_each(|at| text.truncate(at));
-        Ok((text, found.is_some()))
+        // Some tokenizers write no space before the first word of a text.
+        let (all, start) = (decode(&[before, ids].concat())?, decode(before)?);
+        match all.strip_prefix(&start) {
+            Some(text) => Ok(text.to_owned()),
+            None => Ok(decode(ids)?),
+        }
+    }
+
+    /// The text of an answer, without special tokens.
+    pub(super) fn answer(&self, ids: &[u32]) -> Result<String> {
+        let ids: Vec<u32> = ids.iter().copied().filter(|id| !self.ends.contains(id)).collect();
+        Ok(self.tokenizer.decode_text(&ids)?)
     }
 }
 
-impl Reading {
-    /// The text of an answer, without the token that ends it.
-    pub(super) fn answer(&self, ids: &[u32]) -> Result<String> {
-        let ids: Vec<u32> = ids.iter().copied().filter(|id| !self.ends.contains(id)).collect();
-        Ok(self.tokenizer.decode(&ids)?)
+/// The directory of adapters whose tokenizer, chat template and settings of generation are used instead of the model's, as
+/// `AutoTokenizer` does, and the note on them. Several adapters share the prompts, so that they must have the same files.
+pub(crate) fn own_files<'a>(
+    adapters: &'a [String],
+    model: Option<&Path>,
+) -> (Option<&'a Path>, Option<String>) {
+    const TOKENIZERS: [&str; 3] = ["tokenizer.json", "vocab.json", "vocab.txt"];
+    const OTHERS: [&str; 4] = ["merges.txt", "tokenizer_config.json", "chat_template.jinja", SETTINGS];
+    let read = |directory: &Path| -> Vec<Option<Vec<u8>>> {
+        TOKENIZERS.iter().chain(&OTHERS).map(|name| std::fs::read(directory.join(name)).ok()).collect()
+    };
+    let Some(first) = adapters.first().map(Path::new) else { return (None, None) };
+    let files = read(first);
+    let is_model = model.is_some_and(|model| read(model) == files);
+    let have = |adapter: &String| TOKENIZERS.iter().any(|name| Path::new(adapter).join(name).exists());
+    if is_model && adapters.len() == 1 || !adapters.iter().any(have) {
+        return (None, None);
+    }
+    match adapters.iter().all(|adapter| read(Path::new(adapter)) == files) {
+        true if is_model => (None, None),
+        true => {
+            (Some(first), Some(format!("note: tokenizer and chat template: those of `{}`", first.display())))
+        }
+        false => {
+            let note = "note: the adapters have different tokenizers, chat templates or settings of generation: those of the model are \
+                        used, because all adapters get the same prompts";
+            (None, Some(note.to_owned()))
+        }
     }
 }
 
@@ -331,6 +397,16 @@ fn check_prompt(ids: &[u32], (positions, vocabulary): (usize, usize), at: usize)
     Err(Usage::new(refused))
 }
 
+/// Prompts, with what is not used of them.
+#[derive(Default)]
+pub(super) struct Prompts {
+    pub(super) given: Vec<Given>,
+    /// The columns and the message fields that are not used.
+    pub(super) unused: BTreeSet<String>,
+    /// Whether a chat template used the date.
+    pub(super) dated: bool,
+}
+
 /// A prompt as it was given.
 pub(super) enum Given {
     Text(String),
@@ -339,8 +415,11 @@ pub(super) enum Given {
     Tokens(Vec<u32>),
 }
 
-/// The prompts of the flags or of the file, and the columns of the file that are not used.
-pub(super) fn prompts_of(asked: &Asked, conventions: &Conventions) -> Result<(Vec<Given>, BTreeSet<String>)> {
+/// The prompts of the flags or of the file.
+pub(super) fn prompts_of(asked: &Asked, conventions: &Conventions) -> Result<Prompts> {
+    let unused = RefCell::new(BTreeSet::new());
+    let dated = Cell::new(false);
+    let prompts = |given: Vec<Given>| Prompts { given, unused: unused.take(), dated: dated.get() };
     let render = |messages: &[Value], columns: &Map<String, Value>| -> Result<Given> {
         let lacks = || {
             Usage::new(
@@ -348,7 +427,11 @@ pub(super) fn prompts_of(asked: &Asked, conventions: &Conventions) -> Result<(Ve
             )
         };
         let chat = conventions.chat.as_ref().ok_or_else(lacks)?;
-        Ok(Given::Rendered(chat.prompt(Chat { messages, columns })?))
+        let rendered = chat.prompt(Chat { messages, columns })?;
+        let fields = rendered.unused_fields.into_iter().map(|name| format!("{name} of messages"));
+        unused.borrow_mut().extend(rendered.unused_columns.into_iter().chain(fields));
+        dated.set(dated.get() || rendered.dated);
+        Ok(Given::Rendered(rendered.text))
     };
     let plain = |text: String| -> Result<Given> {
         match asked.chat {
@@ -356,15 +439,14 @@ pub(super) fn prompts_of(asked: &Asked, conventions: &Conventions) -> Result<(Ve
             false => Ok(Given::Text(text)),
         }
     };
-    let mut unused = BTreeSet::new();
     let Some(file) = &asked.prompts else {
         if asked.prompt.is_empty() {
             bail!(Usage::new("pass --prompt TEXT, or --prompts FILE"));
         }
-        return Ok((asked.prompt.iter().cloned().map(plain).collect::<Result<_>>()?, unused));
+        return Ok(prompts(asked.prompt.iter().cloned().map(plain).collect::<Result<_>>()?));
     };
     if !is_rows(file) {
-        return Ok((lines(file)?.into_iter().map(plain).collect::<Result<_>>()?, unused));
+        return Ok(prompts(lines(file)?.into_iter().map(plain).collect::<Result<_>>()?));
     }
     let rows = InputRows::open(file, &[])?;
     let row = |(at, row): (usize, &Map<String, Value>)| {
@@ -397,11 +479,10 @@ pub(super) fn prompts_of(asked: &Asked, conventions: &Conventions) -> Result<(Ve
                 file.display()
             ),
         };
-        unused.extend(columns.into_iter().map(|(name, _)| name));
+        unused.borrow_mut().extend(columns.into_iter().map(|(name, _)| name));
         Ok(prompt)
     };
-    let given = rows.fields().enumerate().map(row).collect::<Result<_>>()?;
-    Ok((given, unused))
+    Ok(prompts(rows.fields().enumerate().map(row).collect::<Result<_>>()?))
 }
 
 /// The tokens of a list.
@@ -421,6 +502,7 @@ fn is_rows(file: &Path) -> bool {
 fn lines(file: &Path) -> Result<Vec<String>> {
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("the prompts in `{}` could not be read", file.display()))?;
+    let text = text.trim_start_matches('\u{FEFF}');
     let lines: Vec<String> = text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
     match lines.is_empty() {
         true => bail!("`{}` has no prompts: write one on each line", file.display()),
@@ -428,12 +510,23 @@ fn lines(file: &Path) -> Result<Vec<String>> {
     }
 }
 
+/// The file with settings of generation.
+const SETTINGS: &str = "generation_config.json";
+
 /// The settings of generation that a model's directory has.
 #[derive(Debug, Default)]
-struct OwnSettings(Map<String, Value>);
+struct OwnSettings {
+    keys: Map<String, Value>,
+    /// Whether `config.json` has them, for lack of a `generation_config.json`.
+    of_model: bool,
+}
 
-/// Keys of `generation_config.json` that change tokens and are not used, with the values that change nothing.
-const UNUSED: [(&str, &[f64]); 29] = [
+/// Keys that are used.
+const USED: [&str; 6] =
+    ["do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens"];
+
+/// Keys that change tokens and are not used, with the values that change nothing.
+const UNUSED: [(&str, &[f64]); 31] = [
     ("num_beams", &[1.0]),
     ("no_repeat_ngram_size", &[0.0]),
     ("encoder_no_repeat_ngram_size", &[0.0]),
@@ -463,41 +556,61 @@ const UNUSED: [(&str, &[f64]); 29] = [
     ("watermarking_config", &[]),
     ("diversity_penalty", &[0.0]),
     ("num_return_sequences", &[1.0]),
+    ("token_healing", &[]),
+    ("dola_layers", &[]),
 ];
 
 impl OwnSettings {
-    /// Reads `generation_config.json`, with the end tokens of `config.json` if it has none.
+    /// Reads `generation_config.json`, with the end tokens of `config.json` if it has none; without such a file, `config.json`
+    /// has the settings, as in Transformers.
     fn read(directory: Option<&Path>) -> Result<Self> {
         let Some(directory) = directory else { return Ok(Self::default()) };
-        let read = |name: &str| -> Result<Map<String, Value>> {
+        let read = |name: &str| -> Result<Option<Map<String, Value>>> {
             let path = directory.join(name);
             match std::fs::read_to_string(&path) {
                 Ok(text) => serde_json::from_str(&text)
+                    .map(Some)
                     .with_context(|| format!("`{}` is no JSON object", path.display())),
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(Map::new()),
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(error).with_context(|| format!("`{}` could not be read", path.display())),
             }
         };
-        let (mut own, model) = (read("generation_config.json")?, read("config.json")?);
+        let (own, model) = (read(SETTINGS)?, read("config.json")?.unwrap_or_default());
+        let of_model = own.is_none();
+        let known = |key: &str| USED.contains(&key) || UNUSED.iter().any(|(unused, _)| key == *unused);
+        let mut keys = own.unwrap_or_else(|| {
+            model
+                .iter()
+                .filter(|(key, _)| known(key))
+                .map(|(key, value)| (key.clone(), value.clone()))
+                .collect()
+        });
         if let Some(ends) = model.get("eos_token_id") {
-            own.entry("eos_token_id").or_insert(ends.clone());
+            keys.entry("eos_token_id").or_insert(ends.clone());
         }
-        Ok(Self(own))
+        Ok(Self { keys, of_model })
+    }
+
+    /// The file that has the keys.
+    fn file(&self) -> &'static str {
+        if self.of_model { "config.json" } else { SETTINGS }
     }
 
     /// The value of a key, if it is there, read as the flag of this name is.
     fn checked<T>(&self, key: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Usage> {
-        let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-        let refused = |error| Usage::new(format!("`{key}` in generation_config.json: {error}"));
+        let Some(value) = self.keys.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
+        let refused = |error| Usage::new(format!("`{key}` in {}: {error}", self.file()));
         read(&value.to_string()).map(Some).map_err(refused)
     }
 
     /// The tokens that end a sequence.
     fn ends(&self) -> Result<Option<Vec<u32>>, Usage> {
-        let Some(value) = self.0.get("eos_token_id").filter(|value| !value.is_null()) else {
+        let Some(value) = self.keys.get("eos_token_id").filter(|value| !value.is_null()) else {
             return Ok(None);
         };
-        let ids = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
+        let mut ids = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
+        // A negative number is no token, so that nothing ends a sequence early.
+        ids.retain(|id| id.as_i64().is_none_or(|id| id >= 0));
         let refused =
             || Usage::new(format!("`eos_token_id` is {value}: expected a token, or a list of tokens"));
         tokens(&ids).map(Some).ok_or_else(refused)
@@ -505,10 +618,12 @@ impl OwnSettings {
 
     /// How tokens are chosen.
     fn sampling(&self, asked: &Asked) -> Result<Sampling, Usage> {
-        let samples = self.0.get("do_sample").and_then(Value::as_bool).unwrap_or(false);
-        let own = self.checked("temperature", values::temperature)?.unwrap_or(1.0);
-        let own = samples.then_some(own);
-        let temperature = asked.temperature.or(own).unwrap_or(0.0);
+        let samples = self.keys.get("do_sample").and_then(Value::as_bool).unwrap_or(false);
+        let temperature = match asked.temperature {
+            Some(given) => given,
+            None if samples => self.checked("temperature", values::temperature)?.unwrap_or(1.0),
+            None => 0.0,
+        };
         let own_penalty = self.checked("repetition_penalty", values::penalty)?;
         let repetition_penalty = asked.repetition_penalty.or(own_penalty).unwrap_or(1.0);
         if temperature == 0.0 {
@@ -529,7 +644,7 @@ impl OwnSettings {
         Ok(Sampling {
             temperature,
             top_k: asked.top_k.or(self.checked("top_k", values::top_k)?).unwrap_or(TOP_K),
-            top_p: asked.top_p.or(self.checked("top_p", values::top_p)?).unwrap_or(1.0),
+            top_p: asked.top_p.or(self.checked("top_p", values::share)?).unwrap_or(1.0),
             repetition_penalty,
             seed: asked.seed,
         })
@@ -537,15 +652,16 @@ impl OwnSettings {
 
     /// Notes on keys that are not used.
     fn notes(&self) -> Vec<String> {
-        let changes = |(key, neutral): &&(&str, &[f64])| match self.0.get(*key) {
-            None | Some(Value::Null) => false,
+        let changes = |(key, neutral): &&(&str, &[f64])| match self.keys.get(*key) {
+            None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(Value::Array(list)) if list.is_empty() => false,
             Some(value) => value.as_f64().is_none_or(|value| !neutral.contains(&value)),
         };
         let unused = UNUSED.iter().filter(changes).map(|(key, _)| *key);
         let unused: Vec<&str> = unused.collect();
         match unused.is_empty() {
             true => Vec::new(),
-            false => vec![format!("note: not used of generation_config.json: {}", unused.join(", "))],
+            false => vec![format!("note: not used of {}: {}", self.file(), unused.join(", "))],
         }
     }
 }
@@ -774,7 +890,111 @@ mod tests {
     #[test]
     fn keys_that_change_tokens_and_are_not_used_are_named() {
         let keys = json!({"force_words_ids": [[5]], "constraints": [{}], "num_beams": 1, "min_p": null});
-        let own = OwnSettings(keys.as_object().unwrap().clone());
+        let own = OwnSettings { keys: keys.as_object().unwrap().clone(), of_model: false };
         assert_eq!(own.notes(), ["note: not used of generation_config.json: force_words_ids, constraints"]);
+        let keys = json!({"suppress_tokens": [], "remove_invalid_values": false, "token_healing": true});
+        let own = OwnSettings { keys: keys.as_object().unwrap().clone(), of_model: true };
+        assert_eq!(own.notes(), ["note: not used of config.json: token_healing"]);
+    }
+
+    /// The settings of a directory with these files.
+    fn settings(files: &[(&str, Value)]) -> OwnSettings {
+        let dir = tempfile::tempdir().unwrap();
+        files
+            .iter()
+            .for_each(|(name, keys)| std::fs::write(dir.path().join(name), keys.to_string()).unwrap());
+        OwnSettings::read(Some(dir.path())).unwrap()
+    }
+
+    #[test]
+    fn settings_are_those_of_the_configuration_without_a_file_of_their_own() {
+        let model = json!({"eos_token_id": 7, "repetition_penalty": 1.5, "max_length": 9, "hidden_size": 8});
+        let own = settings(&[("config.json", model.clone())]);
+        assert_eq!(own.notes(), ["note: not used of config.json: max_length"]);
+        assert_eq!(own.checked("repetition_penalty", values::penalty).unwrap(), Some(1.5));
+        assert_eq!(own.ends().unwrap(), Some(vec![7]));
+        let own =
+            settings(&[("config.json", model), ("generation_config.json", json!({"eos_token_id": [-1, 3]}))]);
+        assert!(
+            own.notes().is_empty() && own.checked("repetition_penalty", values::penalty).unwrap().is_none()
+        );
+        assert_eq!(own.ends().unwrap(), Some(vec![3]), "a negative number is no token");
+    }
+
+    #[test]
+    fn adapters_have_their_own_tokenizer() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = |name: &str, files: &[(&str, &str)]| {
+            let directory = dir.path().join(name);
+            std::fs::create_dir(&directory).unwrap();
+            files.iter().for_each(|(file, text)| std::fs::write(directory.join(file), text).unwrap());
+            directory.to_str().unwrap().to_owned()
+        };
+        let (tokenizer, template) = (("tokenizer.json", "{}"), ("chat_template.jinja", "a"));
+        let model = directory("model", &[tokenizer, template]);
+        let [same, own, again] = [("same", "a"), ("own", "b"), ("again", "b")]
+            .map(|(name, template)| directory(name, &[tokenizer, ("chat_template.jinja", template)]));
+        let none = directory("none", &[]);
+        let of = |adapters: &[&String]| {
+            let adapters: Vec<String> = adapters.iter().map(|adapter| (*adapter).clone()).collect();
+            let (found, note) = own_files(&adapters, Some(Path::new(&model)));
+            (found.map(Path::to_owned), note)
+        };
+        for adapters in [&[][..], &[&same], &[&none], &[&same, &same], &[&none, &none]] {
+            assert_eq!(of(adapters), (None, None), "{adapters:?}");
+        }
+        for adapters in [&[&own][..], &[&own, &again]] {
+            let (found, note) = of(adapters);
+            assert!(
+                found == Some(PathBuf::from(&own)) && note.unwrap().contains("those of `"),
+                "{adapters:?}"
+            );
+        }
+        for adapters in [[&own, &same], [&same, &own], [&own, &none]] {
+            let (found, note) = of(&adapters);
+            assert!(found.is_none() && note.unwrap().contains("different tokenizers"), "{adapters:?}");
+        }
+    }
+
+    #[test]
+    fn a_temperature_that_is_not_used_is_not_refused() {
+        let asked = |temperature| Asked { temperature, ..Asked::greedy(None, 1) };
+        let own = settings(&[("generation_config.json", json!({"temperature": -1.0, "top_p": 0.0}))]);
+        assert_eq!(own.sampling(&asked(None)).unwrap().temperature, 0.0);
+        assert_eq!(own.sampling(&asked(Some(1.0))).unwrap().top_p, 0.0, "the most likely token");
+        let own = settings(&[("generation_config.json", json!({"temperature": -1.0, "do_sample": true}))]);
+        let error = own.sampling(&asked(None)).unwrap_err().to_string();
+        assert!(error.contains("`temperature` in generation_config.json"), "{error}");
+    }
+
+    #[test]
+    fn texts_have_no_special_tokens_which_stop_texts_may_have() {
+        let dir = tempfile::tempdir().unwrap();
+        let special = json!({"id": 2, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false,
+                             "normalized": false, "special": true});
+        let file = json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+            "pre_tokenizer": {"type": "Whitespace"}, "decoder": null, "added_tokens": [special],
+            "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1, "<end>": 2}}
+        });
+        std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap().unwrap();
+        let text = |stop: &[&str], ids: &[u32]| {
+            let stop = stop.iter().map(|stop| (*stop).to_owned()).collect();
+            let prompts = vec![Prompt { ids: vec![0], sample: 0 }];
+            let reading = Reading {
+                tokenizer: tokenizer.clone(),
+                lacks_tokenizer: false,
+                prompts,
+                ends: vec![9],
+                stop,
+            };
+            reading.text(0, ids).unwrap()
+        };
+        let found = |text: &str, stopped| (text.to_owned(), stopped);
+        assert_eq!(text(&[], &[1, 2, 1, 9]), found(" b b", false));
+        assert_eq!(text(&["a"], &[1, 2, 0, 1]), found(" b ", true));
+        assert_eq!(text(&["<end>"], &[1, 2]), found(" b", true), "the stop text is a special token");
+        assert_eq!(text(&["b <end>"], &[1, 1, 2]), found(" b ", true));
     }
 }

@@ -1,7 +1,7 @@
 //! Texts that tasks generate at their evaluations: continuations of sample prompts, and answers to the validation rows, with
 //! their metrics.
 
-use super::generation::{Asked, Given, Reading, Request, prompts_of};
+use super::generation::{Asked, Given, Prompts, Reading, Request, prompts_of};
 use super::model::Model;
 use crate::control::TextMetric;
 use crate::settings::{AdapterSettings, TEXT_METRICS, TrainingSettings};
@@ -11,7 +11,6 @@ use hydra_core::{Chain, Dataset, Metric, Rounds};
 use hydra_models::generation::{Ended, Generated, Judged, Sequences};
 use hydra_models::metrics::{exact_match, rouge_l};
 use serde_json::json;
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 
@@ -97,13 +96,13 @@ impl Samples {
         let rows = metric.map(|metric| rows(validation.as_ref(), metric)).transpose()?.unwrap_or_default();
         let longest = rows.iter().map(|row| row.answer.len() + 1).fold(NEW_TOKENS, usize::max);
         let asked = Asked::greedy(settings.sample_prompts.clone(), settings.sample_tokens.unwrap_or(longest));
-        let request = Request::of(model, &asked, |conventions| {
-            let (mut given, unused) = match asked.has_prompts() {
+        let request = Request::of(model, &asked, None, |conventions| {
+            let mut prompts = match asked.has_prompts() {
                 true => prompts_of(&asked, conventions)?,
-                false => (Vec::new(), BTreeSet::new()),
+                false => Prompts::default(),
             };
-            given.extend(rows.iter().map(|row| Given::Tokens(row.prompt.clone())));
-            Ok((given, unused))
+            prompts.given.extend(rows.iter().map(|row| Given::Tokens(row.prompt.clone())));
+            Ok(prompts)
         })?;
         let reading = request.reading();
         let mut shown: Vec<String> = request.texts().map(Option::unwrap_or_default).collect();

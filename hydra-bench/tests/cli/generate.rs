@@ -162,7 +162,7 @@ fn the_models_own_settings_are_used_or_named() {
         ("max_new_tokens", json!(0)),
         ("temperature", json!(-1)),
         ("top_k", json!(1.5)),
-        ("eos_token_id", json!(-1)),
+        ("eos_token_id", json!("a")),
     ] {
         let config = json!({"do_sample": true, key: value});
         fs::write(dir.path().join("generation_config.json"), config.to_string()).unwrap();

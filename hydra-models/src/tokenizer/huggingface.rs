@@ -37,6 +37,8 @@ pub struct HuggingFaceTokenizer {
     vocab_size: usize,
     /// The end at which long texts are truncated.
     truncated_at: TruncationDirection,
+    /// Whether Transformers passes the type of each token to the model.
+    gives_types: bool,
 }
 
 /// Files of unsupported tokenizers, each with its description.
@@ -80,7 +82,7 @@ impl HuggingFaceTokenizer {
                     (read_pair(vocab, merges, &special)?, vocab)
                 }
                 Some("GPT2Tokenizer") => (as_gpt2(read_pair(vocab, merges, &special)?, &special), vocab),
-                Some("Qwen2Tokenizer") => (with_qwen2_splits(read_pair(vocab, merges, &special)?), vocab),
+                Some("Qwen2Tokenizer") => (as_qwen2(read_pair(vocab, merges, &special)?, &special), vocab),
                 Some("RobertaTokenizer") => {
                     (as_roberta(read_pair(vocab, merges, &special)?, &special), vocab)
                 }
@@ -102,6 +104,11 @@ impl HuggingFaceTokenizer {
             Some("right") => tokenizer.truncated_at = TruncationDirection::Right,
             _ => {}
         }
+        tokenizer.gives_types = match special.config.get("model_input_names").and_then(Value::as_array) {
+            Some(names) => names.iter().any(|name| name == "token_type_ids"),
+            // Among the classes that are read, BERT's alone does by default.
+            None => class.is_none_or(|class| class == "BertTokenizer"),
+        };
         Ok(Some(tokenizer))
     }
 
@@ -118,7 +125,7 @@ impl HuggingFaceTokenizer {
         }
         let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let (inner, name) = (Arc::new(inner), path.display().to_string().into());
-        Ok(Self { inner, name, vocab_size, truncated_at })
+        Ok(Self { inner, name, vocab_size, truncated_at, gives_types: true })
     }
 
     /// A byte-level tokenizer, with a name for error messages.
@@ -144,7 +151,8 @@ impl HuggingFaceTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// A text, or a text and its pair, with the added tokens, truncated to `most` tokens.
+    /// A text, or a text and its pair, with the added tokens, truncated to `most` tokens. All types are zero if Transformers
+    /// passes none.
     pub(super) fn encode_sequence(
         &self,
         text: &str,
@@ -168,7 +176,8 @@ impl HuggingFaceTokenizer {
         second.iter_mut().for_each(|second| second.set_type_ids(vec![1; second.len()]));
         let whole = self.inner.post_process(first, second, true);
         let whole = whole.map_err(|source| self.refused(text, source))?;
-        let (ids, types) = (whole.get_ids().to_vec(), whole.get_type_ids().to_vec());
+        let ids = whole.get_ids().to_vec();
+        let types = if self.gives_types { whole.get_type_ids().to_vec() } else { vec![0; ids.len()] };
         Ok(TokenSequence { ids, types, tokens: lengths[0] + lengths[1] + added })
     }
 
@@ -202,8 +211,8 @@ impl HuggingFaceTokenizer {
         self.inner.to_string(true).map_err(|source| broken(Path::new(self.name()), source))
     }
 
-    pub(super) fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
-        self.inner.decode(ids, false).map_err(|source| TokenizerError::Decode {
+    pub(super) fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String, TokenizerError> {
+        self.inner.decode(ids, skips_special).map_err(|source| TokenizerError::Decode {
             tokenizer: self.name.to_string(),
             ids: ids.len(),
             source,
@@ -236,6 +245,7 @@ fn read_json(path: &Path, special: &Special) -> Result<Tokenizer, TokenizerError
         Some("LlamaTokenizer") if !text.contains("\"ByteLevel\"") => as_llama(&mut tokenizer, special),
         Some("GPT2Tokenizer") if is_pairs => tokenizer = as_gpt2(tokenizer, special),
         Some("RobertaTokenizer") if is_pairs => tokenizer = as_roberta(tokenizer, special),
+        Some("Qwen2Tokenizer") if is_pairs => tokenizer = as_qwen2(tokenizer, special),
         Some("BertTokenizer") if is_words => {
             let vocab = tokenizer.get_vocab(false).into_iter().collect();
             tokenizer = as_bert(tokenizer, vocab, special, path)?;
@@ -306,12 +316,15 @@ fn around(
 /// Qwen2's regular expression for splitting a text into words.
 const QWEN2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Replaces the normalizer and pre-tokenizer with Qwen2's.
-fn with_qwen2_splits(mut tokenizer: Tokenizer) -> Tokenizer {
+/// Turns a byte-level tokenizer into one of Qwen2's class, which has the normalizer and the pre-tokenizer of Qwen2 whatever its
+/// file has.
+fn as_qwen2(tokenizer: Tokenizer, special: &Special) -> Tokenizer {
+    let mut tokenizer = as_gpt2(tokenizer, special);
     let words =
         Split::new(SplitPattern::Regex(QWEN2_WORDS.to_owned()), SplitDelimiterBehavior::Isolated, false);
     if let Ok(words) = words {
-        let bytes = ByteLevel::default().add_prefix_space(false).use_regex(false);
+        let space = special.flag("add_prefix_space", false);
+        let bytes = ByteLevel::default().add_prefix_space(space).use_regex(false);
         tokenizer
             .with_normalizer(Some(NFC))
             .with_pre_tokenizer(Some(Sequence::new(vec![words.into(), bytes.into()])));
@@ -770,6 +783,64 @@ mod tests {
                 let found = sequence(&open(directory), texts, most);
                 assert_eq!(found, (ids.to_vec(), types.clone(), tokens), "{texts:?} within {most}");
             }
+        }
+    }
+
+    /// Expected ids are from Transformers 5.24.
+    #[test]
+    fn a_qwen2_splits_texts_in_its_way_whatever_its_file_has() {
+        let vocab = json!({
+            "1": 0, "2": 1, "12": 2, "Ġ": 3, "a": 4, "Ġa": 5, "<|im_end|>": 6, "e": 7, "Ì": 8, "ģ": 9, "Ã": 10, "©": 11, "Ã©": 12
+        });
+        let level = |space: bool| json!({"type": "ByteLevel", "add_prefix_space": space, "trim_offsets": true, "use_regex": true});
+        let file = json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+            "pre_tokenizer": level(false), "decoder": level(true),
+            "added_tokens": [{"id": 6, "content": "<|im_end|>", "single_word": false, "lstrip": false, "rstrip": false,
+                              "normalized": false, "special": true}],
+            "model": {"type": "BPE", "vocab": vocab, "merges": ["1 2", "Ġ a", "Ã ©"]}
+        });
+        let with = |config: serde_json::Value, kind: &str| {
+            open(&dir(&[
+                ("tokenizer.json", &file.to_string()),
+                ("tokenizer_config.json", &config.to_string()),
+                ("config.json", &json!({"model_type": kind}).to_string()),
+            ]))
+        };
+        let of_qwen2 = json!({"tokenizer_class": "Qwen2Tokenizer"});
+        for (config, kind, ids) in [
+            (json!({}), "qwen2", &[0, 1, 5, 12, 6][..]),
+            (json!({"tokenizer_class": "LlamaTokenizerFast"}), "qwen2", &[0, 1, 5, 12, 6]),
+            (of_qwen2, "qwen3", &[0, 1, 5, 12, 6]),
+            (json!({"add_prefix_space": true}), "qwen2", &[3, 0, 3, 1, 5, 12, 6]),
+            (json!({"tokenizer_class": "PreTrainedTokenizerFast"}), "qwen3", &[2, 5, 7, 8, 9, 6]),
+        ] {
+            let tokenizer = with(config.clone(), kind);
+            assert_eq!(tokenizer.encode("12 ae\u{301}<|im_end|>").unwrap(), ids, "{config} {kind}");
+            assert_eq!(tokenizer.decode(&[4, 6, 5]).unwrap(), "a<|im_end|> a");
+            assert_eq!(tokenizer.decode_text(&[4, 6, 5]).unwrap(), "a a");
+        }
+        assert_eq!(Any::Gpt2.decode_text(&[64, 50256, 65]).unwrap(), "ab");
+    }
+
+    /// Expected types are from Transformers 5.24.
+    #[test]
+    fn token_types_are_those_that_a_model_gets() {
+        let types = |config: serde_json::Value| {
+            let dir = dir(&[("tokenizer_config.json", &config.to_string())]);
+            super::super::testing::wordpiece(dir.path());
+            sequence(&open(&dir), ("a", Some("b")), 9).1
+        };
+        let (given, none) = ([0, 0, 0, 1, 1], [0; 5]);
+        for class in ["BertTokenizer", "BertTokenizerFast"] {
+            assert_eq!(types(json!({"tokenizer_class": class})), given);
+            let names = ["input_ids", "attention_mask"];
+            assert_eq!(types(json!({"tokenizer_class": class, "model_input_names": names})), none);
+        }
+        for class in ["TokenizersBackend", "PreTrainedTokenizerFast"] {
+            assert_eq!(types(json!({"tokenizer_class": class})), none);
+            let names = ["input_ids", "token_type_ids"];
+            assert_eq!(types(json!({"tokenizer_class": class, "model_input_names": names})), given);
         }
     }
 

@@ -206,8 +206,21 @@ impl Tokenizer {
         match self {
             Self::Gpt2 => Ok(gpt2::decode(ids)),
             Self::Bytes => Ok(decode_bytes(ids)),
-            Self::HuggingFace(tokenizer) => tokenizer.decode(ids),
+            Self::HuggingFace(tokenizer) => tokenizer.decode(ids, false),
             Self::Missing(missing) => Err(missing.error()),
+        }
+    }
+
+    /// Decodes ids without special tokens, as Transformers with `skip_special_tokens=True`. Errors are those of
+    /// [`decode`](Self::decode).
+    pub fn decode_text(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        match self {
+            Self::Gpt2 => {
+                let end = self.id(huggingface::END_OF_TEXT);
+                Ok(gpt2::decode(&ids.iter().copied().filter(|id| Some(*id) != end).collect::<Vec<_>>()))
+            }
+            Self::HuggingFace(tokenizer) => tokenizer.decode(ids, true),
+            _ => self.decode(ids),
         }
     }
 

@@ -57,7 +57,7 @@ impl TokenForm<'_> {
         let chat = self.conventions.chat.as_ref().ok_or(ExampleError::NoTemplate)?;
         let Conversation { messages, columns, .. } = conversation;
         let rendered = chat.render(Chat { messages, columns }, &[])?;
-        let before = chat.prompt(Chat { messages: &messages[..prompt], columns })?;
+        let before = chat.prompt(Chat { messages: &messages[..prompt], columns })?.text;
         let ids = self.tokenizer.encode(&rendered.text)?;
         let mut remarks: Vec<Remark> = rendered.unused_fields.into_iter().map(Remark::UnusedField).collect();
         remarks.extend(rendered.dated.then_some(Remark::Dated));
@@ -158,7 +158,7 @@ impl Answers<'_> {
         let Conversation { messages, columns, .. } = self.conversation;
         let asked = |messages| {
             let chat = Chat { messages, columns };
-            Ok::<_, TokenizerError>((self.chat.render(chat, &[])?.text, self.chat.prompt(chat)?))
+            Ok::<_, TokenizerError>((self.chat.render(chat, &[])?.text, self.chat.prompt(chat)?.text))
         };
         // Some templates reject the messages before the answer; their generation prompt after all messages is the same.
         let (plain, prompt) = asked(&messages[..answer.max(1)]).or_else(|_| asked(messages))?;
@@ -182,7 +182,7 @@ impl Answers<'_> {
         let columns = &self.conversation.columns;
         let place = |answer: &usize| {
             let until = |end| Chat { messages: &self.conversation.messages[..end], columns };
-            let before = self.chat.prompt(until(*answer))?;
+            let before = self.chat.prompt(until(*answer))?.text;
             let after = self.chat.render(until(answer + 1), &[])?.text;
             match after.starts_with(&before) && self.text.starts_with(&after) {
                 true => Ok(before.len()..after.len()),

@@ -101,7 +101,7 @@ impl PairForm<'_> {
         };
         let before = match prompt.is_empty() {
             true => Vec::new(),
-            false => self.tokenizer.encode(&chat.prompt(Chat { messages: prompt, columns })?)?,
+            false => self.tokenizer.encode(&chat.prompt(Chat { messages: prompt, columns })?.text)?,
         };
         Ok((before, answers.iter().map(&mut whole).collect::<Result<_, _>>()?))
     }

@@ -120,7 +120,11 @@ impl ChatTemplate {
     /// # Errors
     /// The template rejects the conversation or fails, or a column is not what Transformers accepts.
     pub fn render(&self, chat: Chat<'_>, turns: &[usize]) -> Result<Rendered, TokenizerError> {
-        let (trace, name, text) = self.text_of(chat, false)?;
+        self.rendered(chat, turns, false)
+    }
+
+    fn rendered(&self, chat: Chat<'_>, turns: &[usize], answer: bool) -> Result<Rendered, TokenizerError> {
+        let (trace, name, text) = self.text_of(chat, answer)?;
         let seen = trace.take();
         let unused = |name: &String| !seen.columns.contains(name);
         let options = chat.columns.get(OPTIONS).and_then(Value::as_object).into_iter().flat_map(Map::keys);
@@ -146,8 +150,8 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Those of [`render`](Self::render).
-    pub fn prompt(&self, chat: Chat<'_>) -> Result<String, TokenizerError> {
-        Ok(self.text_of(chat, true)?.2)
+    pub fn prompt(&self, chat: Chat<'_>) -> Result<Rendered, TokenizerError> {
+        self.rendered(chat, &[], true)
     }
 
     /// Renders a conversation and returns the trace, the template's name and the text.

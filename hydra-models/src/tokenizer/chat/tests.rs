@@ -43,7 +43,7 @@ fn a_conversation_is_written_turn_by_turn() {
     let turns: Vec<_> = std::iter::once(user.len()..user.len() + answer.len()).collect();
     assert_eq!(rendered.turns, Some(turns));
     assert_eq!(rendered.generated, None);
-    let prompt = chatml.prompt(Chat { messages: &messages[..1], columns: &columns }).unwrap();
+    let prompt = chatml.prompt(Chat { messages: &messages[..1], columns: &columns }).unwrap().text;
     assert_eq!(prompt, format!("{user}<|im_start|>assistant\n"));
 }
 
