@@ -308,6 +308,9 @@ impl Reading {
         let before = &self.prompts[prompt].ids;
         let before = &before[before.len().saturating_sub(CONTEXT)..];
         let mut text = self.after(before, ids, true)?;
+        if self.stop.is_empty() {
+            return Ok((text, false));
+        }
         // A stop text may have special tokens, which the text does not have.
         let stop = |text: &str| self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min();
         let Some(at) = stop(&self.after(before, ids, false)?) else { return Ok((text, false)) };
