@@ -66,7 +66,7 @@ pub(super) struct LabelReader {
     problem: Option<ProblemType>,
     /// What the configuration of a head that is not trained states they are.
     configured: Option<ProblemType>,
-    /// The names and the numbers of the model's classes, if its head is trained or its configuration names them.
+    /// The names of the model's classes, if its head is trained or its configuration names them.
     classes: Vec<String>,
     /// The adapters whose classes the head has.
     adapter: Option<AdapterDir>,
@@ -84,7 +84,7 @@ impl LabelReader {
         let problem = spec.problem_type.or_else(|| head?.determined_problem());
         let configured = model.head().and_then(HeadConfig::named_problem);
         let classes = head.map(HeadConfig::classes).or_else(|| model.head()?.named_classes());
-        let classes = classes.as_ref().map(names_and_numbers).unwrap_or_default();
+        let classes = classes.as_ref().map(Classes::names).unwrap_or_default();
         let columns = spec.columns.clone();
         let adapter = None;
         Ok(Self { tokenizer, vocabulary, positions, context, columns, problem, configured, classes, adapter })
@@ -92,8 +92,30 @@ impl LabelReader {
 
     /// Takes the classes from these adapters of a classifier, if they name them: data may have some of them.
     pub(super) fn take_classes(&mut self, adapter: AdapterDir) {
-        self.classes = adapter.classes().map(names_and_numbers).unwrap_or_default();
+        self.classes = adapter.classes().map(Classes::names).unwrap_or_default();
         self.adapter = Some(adapter);
+    }
+
+    /// The labels of lists of zeros and ones: each place is that of a class of the model, if it has classes.
+    fn placed(&self, labels: &Labels, model: &dyn Model) -> Result<Labels, ModelError> {
+        let trained = model.head().filter(|head| head.is_classifier()).map(HeadConfig::classes);
+        let of_adapter = self.adapter.as_ref().and_then(|adapter| adapter.classes().cloned());
+        let count = labels.names.len();
+        let classes = match of_adapter.or(trained) {
+            Some(classes) if classes.count() != count => {
+                return Err(ModelError::Classes {
+                    model: model.directory().unwrap_or(Path::new("")).to_owned(),
+                    expected: classes.names(),
+                    found: labels.names.clone(),
+                });
+            }
+            Some(classes) => Some(classes),
+            None => {
+                let named = model.head().and_then(HeadConfig::named_classes);
+                named.filter(|classes| classes.count() == count)
+            }
+        };
+        Ok(classes.map_or_else(|| labels.clone(), |classes| Labels { names: classes.names(), ..*labels }))
     }
 
     /// The model's number of each of the labels' names. The model becomes a classifier of the adapters' classes or, without
@@ -121,11 +143,9 @@ impl LabelReader {
     fn pad(&self, model: &mut dyn Model) -> Result<()> {
         if model.padding().is_none() && model.head().is_some_and(|head| !head.is_classifier()) {
             let conventions = Conventions::load(&self.tokenizer, model.directory())?;
-            conventions
-                .padding
-                .or(conventions.end)
-                .into_iter()
-                .for_each(|padding| model.set_padding(padding));
+            let mut tokens = [conventions.padding, conventions.end].into_iter().flatten();
+            let padding = tokens.find(|id| (*id as usize) < self.vocabulary);
+            padding.into_iter().for_each(|padding| model.set_padding(padding));
         }
         Ok(())
     }
@@ -264,12 +284,14 @@ impl LabelReader {
         splits: &[Split],
         model: &mut dyn Model,
     ) -> Result<Splits> {
-        let labels = source.labels();
+        let unfit = || format!("the labels of `{}` do not fit the model", source.name());
+        let labels = match source.have_indicators() {
+            true => &self.placed(source.labels(), model).with_context(unfit)?,
+            false => source.labels(),
+        };
         let before = model.head().filter(|head| head.is_classifier()).map(HeadConfig::classes);
         self.pad(model)?;
-        let numbers = self
-            .numbers(labels, model)
-            .with_context(|| format!("the labels of `{}` do not fit the model", source.name()))?;
+        let numbers = self.numbers(labels, model).with_context(unfit)?;
         let form = LabelForm {
             tokenizer: &self.tokenizer,
             context: self.context,
@@ -302,11 +324,6 @@ impl LabelReader {
             references: Vec::new(),
         })
     }
-}
-
-/// What a label may be that is one of these classes.
-fn names_and_numbers(classes: &Classes) -> Vec<String> {
-    classes.names().into_iter().chain((0..classes.count()).map(|class| class.to_string())).collect()
 }
 
 /// Makes a head that is not trained forget the classes of its configuration, because adapters name their own.
@@ -359,7 +376,8 @@ fn note_of_indicators(name: &str) -> String {
 
 fn note_of_lacking(name: &str, split: Split, class: &str) -> String {
     format!(
-        "note: the {split} split of `{name}`, which is cut off the end of the file, has no row of the class `{class}`: shuffle the rows"
+        "note: the {split} split of `{name}`, which is cut off the end of the file, has no row of the class `{class}`: shuffle the rows if they are \
+         sorted"
     )
 }
 
@@ -410,6 +428,13 @@ mod tests {
         let (head, notes) =
             read_with(json!({"pad_token_id": 7}), &["[0, 1, 1]", "[1, 0, 0]"], "zeros and ones");
         assert_eq!((head.outputs(), head.padding(), notes.len()), (3, Some(7), 1));
+        let three = json!({"id2label": {"0": "1", "1": "0", "2": "x"}});
+        let lists = ["[0, 1, 1]", "[1, 0, 0]"];
+        let (head, notes) = read_with(three, &lists, "numbers of");
+        assert!(head.classes().names() == ["1", "0", "x"] && notes.is_empty(), "{notes:?}");
+        let five = json!({"id2label": {"0": "a", "1": "b", "2": "c", "3": "d", "4": "e"}});
+        let (head, notes) = read_with(five, &lists, "`id2label`");
+        assert_eq!((head.outputs(), notes.len()), (3, 1), "a new head of the data");
         let sorted = [&["0"; 12][..], &["1"; 8]].concat();
         let (_, notes) = read_with(json!({}), &sorted, "no row of the class");
         assert!(notes.len() == 2 && notes[0].contains("the validation split of"), "{notes:?}");

@@ -155,7 +155,8 @@ impl PairReader {
         let conventions = Conventions::load(&self.tokenizer, model.directory())?;
         if self.objective == PairObjective::Reward {
             // As in TRL, the tokenizer's padding token is not read, or the end of a text where there is none.
-            let padding = conventions.padding.or(conventions.end);
+            let mut tokens = [conventions.padding, conventions.end].into_iter().flatten();
+            let padding = tokens.find(|id| (*id as usize) < self.vocabulary);
             padding.into_iter().for_each(|padding| model.set_padding(padding));
             let labels = Labels { problem: ProblemType::Regression, names: vec![REWARD.to_owned()] };
             model.classify(&labels).context("the model cannot become a reward model")?;

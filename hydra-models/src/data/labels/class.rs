@@ -57,7 +57,7 @@ pub(super) fn resolve(
     if problem.is_none_or(|problem| problem == multi_label)
         && let Some(count) = indicated(splits)
     {
-        let names = (0..count).map(|class| class.to_string()).collect();
+        let names = (0..count).map(|class| format!("LABEL_{class}")).collect();
         let targets = each(splits, |label| Ok(label.indicated()))?;
         return Meaning { labels: Labels { problem: multi_label, names }, targets, indicators: true }
             .checked(name);
@@ -129,13 +129,13 @@ fn inferred(splits: &BySplit<'_>) -> ProblemType {
     }
 }
 
-/// The names of all classes in `known`, and of those of `also` that other splits have, sorted: integers by value, other names by
-/// text. The labels of all splits are checked to be classes.
+/// The names of all classes in `known`, sorted: integers by value, other names by text. If all are names of the model's classes, or
+/// all are their numbers, those that other splits have are added. The labels of all splits are checked to be classes.
 fn class_names(
     splits: &BySplit<'_>,
     known: &[Located<'_>],
     problem: ProblemType,
-    also: &[String],
+    of_model: &[String],
 ) -> Result<Vec<String>, DataError> {
     let integers = |entry: &Entry| matches!(entry, Entry::Integer(_) | Entry::Fraction(_));
     let all_numbers = splits
@@ -148,8 +148,12 @@ fn class_names(
     }
     let mut names: BTreeSet<String> =
         known.iter().flat_map(Located::entries).filter_map(Entry::class).collect();
-    let all = splits.iter().flatten().flat_map(Located::entries).filter_map(Entry::class);
-    names.extend(all.filter(|name| also.contains(name)));
+    let numbers: Vec<String> = (0..of_model.len()).map(|class| class.to_string()).collect();
+    let is_of = |classes: &[String]| names.iter().all(|name| classes.contains(name));
+    if let Some(classes) = [of_model, &numbers].into_iter().find(|classes| is_of(classes)) {
+        let all = splits.iter().flatten().flat_map(Located::entries).filter_map(Entry::class);
+        names.extend(all.filter(|name| classes.contains(name)));
+    }
     let mut names: Vec<String> = names.into_iter().collect();
     let integer = |name: &String| name.parse::<i64>().ok().filter(|integer| integer.to_string() == *name);
     if names.iter().all(|name| integer(name).is_some()) {
@@ -285,7 +289,8 @@ mod tests {
         let locate =
             |(line, label)| Located { path, place: RowPosition::Line(line), field: "label", label, is_cell };
         let [train, test] = [&train, &test].map(|labels| (2..).zip(labels).map(locate).collect());
-        let found = resolve("data", &[train, Vec::new(), test], problem, &["m".to_owned()]);
+        let classes = ["a", "b", "m"].map(str::to_owned);
+        let found = resolve("data", &[train, Vec::new(), test], problem, &classes);
         found.map(|Meaning { labels, targets, .. }| (labels, targets)).map_err(|error| error.to_string())
     }
 
@@ -310,8 +315,8 @@ mod tests {
             (json!([["b", "a"], [], ["c"]]), multi, "a b c"),
             (json!([[10, 2], [3]]), multi, "2 3 10"),
             (json!([[1], 2]), multi, "1 2"),
-            (json!([[0, 1, 0], [1, 1, 0]]), multi, "0 1 2"),
-            (json!([[0.0, 1.0], [1.0, 0.0]]), multi, "0 1"),
+            (json!([[0, 1, 0], [1, 1, 0]]), multi, "LABEL_0 LABEL_1 LABEL_2"),
+            (json!([[0.0, 1.0], [1.0, 0.0]]), multi, "LABEL_0 LABEL_1"),
             (json!([1, 0.5]), Regression, "LABEL_0"),
             (json!([1.0, 2.0]), Regression, "LABEL_0"),
             (json!([[0.5, 1], [2, 3]]), Regression, "LABEL_0 LABEL_1"),
@@ -366,6 +371,14 @@ mod tests {
             ("a b m".to_owned(), vec![Target::Class(2)]),
             "the model's class"
         );
+        let (labels, _) = of(json!([0, 2]), json!([1]), None, false).unwrap();
+        assert_eq!(labels.names, ["0", "1", "2"], "a number of the model's classes");
+        for (train, test) in
+            [(json!(["b", "c"]), json!(["m"])), (json!(["b", "a"]), json!([1])), (json!([5, 6]), json!([1]))]
+        {
+            let error = refused(train, test, None, false);
+            assert!(error.contains("which no training row has"), "{error}");
+        }
         let (_, [train, _, test]) =
             of(json!([[0, 1, 1], [1, 0, 0]]), json!([[0, 0, 0]]), None, false).unwrap();
         assert_eq!(
@@ -386,7 +399,7 @@ mod tests {
             (json!([1]), "has the label `1`"),
             (json!([["a", "b"], ["b", "a"]]), "has the label `a`, `b`"),
             (json!([[], []]), "has the label none"),
-            (json!([[0, 1], [0, 1]]), "has the label `1`"),
+            (json!([[0, 1], [0, 1]]), "has the label `LABEL_1`"),
         ] {
             let error = refused(train, json!([]), None, false);
             assert!(error.contains("every training row of `data`") && error.contains(found), "{error}");

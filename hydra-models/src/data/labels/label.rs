@@ -30,7 +30,7 @@ impl Label {
         if let Some(cell) = value.as_str().map(str::trim).filter(|cell| is_table && cell.starts_with('[')) {
             match serde_json::from_str(cell) {
                 Ok(list @ Value::Array(_)) => return Self::read(field, list, false),
-                _ if cell.ends_with(']') && cell.contains('\'') => {
+                _ if is_list_of_python(cell) => {
                     let advice = "write it as JSON, such as [\"a\", \"b\"]";
                     return Err(format!("`{field}` is a list in the form of Python, {cell}: {advice}"));
                 }
@@ -53,6 +53,14 @@ impl Label {
             Self::List(entries) => entries,
         }
     }
+}
+
+/// Returns whether a cell is a list as Python or NumPy prints it, such as `['a', 'b']`, `[True, False]` or `[0. 1.]`.
+fn is_list_of_python(cell: &str) -> bool {
+    let Some(inner) = cell.strip_prefix('[').and_then(|cell| cell.strip_suffix(']')) else { return false };
+    let mut entries = inner.split([',', ' ']).filter(|entry| !entry.is_empty()).peekable();
+    let is_printed = |entry: &str| matches!(entry, "True" | "False") || entry.parse::<f64>().is_ok();
+    inner.trim_start().starts_with('\'') || entries.peek().is_some() && entries.all(is_printed)
 }
 
 impl Entry {
@@ -176,12 +184,14 @@ mod tests {
         assert_eq!(list, Label::List(vec![Entry::Name("a".to_owned()), Entry::Integer(2)]));
         let cell = |text: &str| Label::read("labels", json!(text), true);
         assert_eq!(cell(r#" ["a", 2]"#).unwrap(), list);
-        assert_eq!(cell("[other]").unwrap(), Label::One(Entry::Name("[other]".to_owned())));
-        let error = cell("['a', 'b']").unwrap_err();
-        assert!(
-            error.contains("`labels` is a list in the form of Python, ['a', 'b']: write it as JSON"),
-            "{error}"
-        );
+        for name in ["[other]", "[don't know]", "[]s"] {
+            assert_eq!(cell(name).unwrap(), Label::One(Entry::Name(name.to_owned())));
+        }
+        for list in ["['a', 'b']", "[True, False]", "[1 0]", "[0. 1.]"] {
+            let error = cell(list).unwrap_err();
+            let found = format!("`labels` is a list in the form of Python, {list}: write it as JSON");
+            assert!(error.contains(&found), "{error}");
+        }
         for (value, found) in [
             (json!(" "), "`label` has an empty name"),
             (json!({"a": 1}), "`label` must have names or numbers, found an object"),

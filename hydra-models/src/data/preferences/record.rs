@@ -38,7 +38,7 @@ const PAIR: &[&str] = &["chosen", "rejected"];
 const ONE: &[&str] = &["completion"];
 
 impl Record {
-    /// Reads the fields of a row and counts unused ones. Without a `prompt`, or with one of another form than the answers,
+    /// Reads the fields of a row and counts unused ones. Without a `prompt`, or with a text next to answers of messages,
     /// the prompt is what both answers start with, as in TRL.
     pub(super) fn from_fields(
         mut row: Fields,
@@ -61,7 +61,7 @@ impl Record {
             true => margin(&row.required("margin")?, is_table)?,
             false => 0.0,
         };
-        if answers.iter().any(Value::is_string) && row.is_list("prompt") {
+        if needs_prompt && answers.iter().any(Value::is_string) && row.is_list("prompt") {
             let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
             return Err(format!(
                 "`prompt` is a list of messages, but {} is text: write answers as lists of messages too, such as [{{\"role\": \
