@@ -313,13 +313,13 @@ impl Reading {
         }
         // A stop text may have special tokens, which the text does not have.
         let stop = |text: &str| self.stop.iter().filter_map(|stop| text.find(stop.as_str())).min();
-        let Some(at) = stop(&self.after(before, ids, false)?) else { return Ok((text, false)) };
-        if let Some(at) = stop(&text) {
+        let mut whole = self.after(before, ids, false)?;
+        let Some(at) = stop(&whole) else { return Ok((text, false)) };
+        if text == whole {
             text.truncate(at);
             return Ok((text, true));
         }
         let mut tokens = ids.len();
-        let mut whole = self.after(before, ids, false)?;
         while stop(&whole).is_some() {
             tokens -= 1;
             whole = self.after(before, &ids[..tokens], false)?;
@@ -354,13 +354,20 @@ impl Reading {
 }
 
 /// The directory of adapters whose tokenizer, chat template and settings of generation are used instead of the model's, as
-/// `AutoTokenizer` does, and the note on them. Several adapters share the prompts, so that they must have the same files.
+/// `AutoTokenizer` does, and the note on them. Several adapters share the prompts, so that they must have the same files. Where
+/// the model has the same files, its own are used: its type may change how they are read.
 pub(crate) fn own_files<'a>(
     adapters: &'a [String],
     model: Option<&Path>,
 ) -> (Option<&'a Path>, Option<String>) {
     const TOKENIZERS: [&str; 3] = ["tokenizer.json", "vocab.json", "vocab.txt"];
-    const OTHERS: [&str; 4] = ["merges.txt", "tokenizer_config.json", "chat_template.jinja", SETTINGS];
+    const OTHERS: [&str; 5] = [
+        "merges.txt",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+    ];
     let read = |directory: &Path| -> Vec<Option<Vec<u8>>> {
         TOKENIZERS.iter().chain(&OTHERS).map(|name| std::fs::read(directory.join(name)).ok()).collect()
     };
@@ -377,8 +384,8 @@ pub(crate) fn own_files<'a>(
             (Some(first), Some(format!("note: tokenizer and chat template: those of `{}`", first.display())))
         }
         false => {
-            let note = "note: the adapters have different tokenizers, chat templates or settings of generation: those of the model are \
-                        used, because all adapters get the same prompts";
+            let note = "note: the adapters have different tokenizers or chat templates: those of the model are used, because all \
+                        adapters get the same prompts";
             (None, Some(note.to_owned()))
         }
     }
@@ -934,7 +941,7 @@ mod tests {
             directory.to_str().unwrap().to_owned()
         };
         let (tokenizer, template) = (("tokenizer.json", "{}"), ("chat_template.jinja", "a"));
-        let model = directory("model", &[tokenizer, template]);
+        let model = directory("model", &[tokenizer, template, (SETTINGS, "{}"), ("config.json", "{}")]);
         let [same, own, again] = [("same", "a"), ("own", "b"), ("again", "b")]
             .map(|(name, template)| directory(name, &[tokenizer, ("chat_template.jinja", template)]));
         let none = directory("none", &[]);
@@ -999,5 +1006,6 @@ mod tests {
         assert_eq!(text(&["a"], &[1, 2, 0, 1]), found(" b ", true));
         assert_eq!(text(&["<end>"], &[1, 2]), found(" b", true), "the stop text is a special token");
         assert_eq!(text(&["b <end>"], &[1, 1, 2]), found(" b ", true));
+        assert_eq!(text(&["b b"], &[1, 2, 1, 1]), found(" b ", true), "not over a special token");
     }
 }
