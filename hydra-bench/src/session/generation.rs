@@ -324,8 +324,17 @@ impl Reading {
             tokens -= 1;
             whole = self.after(before, &ids[..tokens], false)?;
         }
+        // The token after these completes the stop text.
         text = self.after(before, &ids[..tokens], true)?;
-        // The start of the stop text.
+        let longer = self.after(before, &ids[..=tokens], true)?;
+        let ending = |stop: &String| {
+            let from = longer.floor_char_boundary(text.len().saturating_sub(stop.len() - 1));
+            longer[from..].find(stop.as_str()).map(|at| from + at)
+        };
+        if let Some(at) = self.stop.iter().filter_map(ending).min() {
+            return Ok((longer[..at].to_owned(), true));
+        }
+        // It has special tokens. Its start may be in the text.
         if let Some(kept) = whole.get(at..).and_then(|rest| text.strip_suffix(rest)) {
             text.truncate(kept.len());
         }
