@@ -1,5 +1,6 @@
 //! Reads texts with labels for a sequence classifier.
 
+use super::pairs::padding_of;
 use super::splits::{
     NAMES, Splits, context_of, note_of_cut, note_of_parts, note_of_truncated, note_of_unread, note_of_unused,
     notes_of_head, notes_of_model, notes_of_unread,
@@ -98,18 +99,16 @@ impl LabelReader {
 
     /// The labels of lists of zeros and ones: each place is that of a class of the model, if it has classes.
     fn placed(&self, labels: &Labels, model: &dyn Model) -> Result<Labels, ModelError> {
-        let trained = model.head().filter(|head| head.is_classifier()).map(HeadConfig::classes);
-        let of_adapter = self.adapter.as_ref().and_then(|adapter| adapter.classes().cloned());
+        let trained = || Some((model.directory()?.to_owned(), model.head()?.classes()));
+        let trained = model.head().filter(|head| head.is_classifier()).and_then(|_| trained());
+        let of_adapter = |adapter: &AdapterDir| Some((adapter.file(), adapter.classes()?.clone()));
         let count = labels.names.len();
-        let classes = match of_adapter.or(trained) {
-            Some(classes) if classes.count() != count => {
-                return Err(ModelError::Classes {
-                    model: model.directory().unwrap_or(Path::new("")).to_owned(),
-                    expected: classes.names(),
-                    found: labels.names.clone(),
-                });
+        let classes = match self.adapter.as_ref().and_then(of_adapter).or(trained) {
+            Some((model, classes)) if classes.count() != count => {
+                let (expected, found) = (classes.names(), labels.names.clone());
+                return Err(ModelError::Classes { model, expected, found });
             }
-            Some(classes) => Some(classes),
+            Some((_, classes)) => Some(classes),
             None => {
                 let named = model.head().and_then(HeadConfig::named_classes);
                 named.filter(|classes| classes.count() == count)
@@ -143,9 +142,7 @@ impl LabelReader {
     fn pad(&self, model: &mut dyn Model) -> Result<()> {
         if model.padding().is_none() && model.head().is_some_and(|head| !head.is_classifier()) {
             let conventions = Conventions::load(&self.tokenizer, model.directory())?;
-            let mut tokens = [conventions.padding, conventions.end].into_iter().flatten();
-            let padding = tokens.find(|id| (*id as usize) < self.vocabulary);
-            padding.into_iter().for_each(|padding| model.set_padding(padding));
+            padding_of(&conventions, self.vocabulary).into_iter().for_each(|id| model.set_padding(id));
         }
         Ok(())
     }
@@ -348,7 +345,8 @@ fn check(spec: &ModelSettings) -> Result<(), Usage> {
 fn note_of_labels(name: &str, problem: ProblemType, names: &[String]) -> String {
     let some: Vec<String> = names.iter().take(NAMES).map(|name| format!("`{name}`")).collect();
     let more = if names.len() > NAMES { ", .." } else { "" };
-    let classes = format!("{} classes: {}{more}", names.len(), some.join(", "));
+    let ending = if names.len() == 1 { "" } else { "es" };
+    let classes = format!("{} class{ending}: {}{more}", names.len(), some.join(", "));
     match problem {
         ProblemType::Regression if names.len() == 1 => {
             format!("note: the labels of `{name}` are numbers: regression (mean squared error)")

@@ -105,6 +105,12 @@ pub(crate) struct PairReader {
     objective: PairObjective,
 }
 
+/// The padding token of a new head: the tokenizer's, or else its end-of-text token, if the vocabulary has it.
+pub(super) fn padding_of(conventions: &Conventions, vocabulary: usize) -> Option<u32> {
+    let tokens = [conventions.padding, conventions.end];
+    tokens.into_iter().flatten().find(|id| (*id as usize) < vocabulary)
+}
+
 impl PairReader {
     /// The reader of a model that [reads](Model::reads) tokens.
     pub(super) fn new(model: &dyn Model, tokenizer: Tokenizer, spec: &ModelSettings) -> Result<Self> {
@@ -155,9 +161,7 @@ impl PairReader {
         let conventions = Conventions::load(&self.tokenizer, model.directory())?;
         if self.objective == PairObjective::Reward {
             // As in TRL, the tokenizer's padding token is not read, or the end of a text where there is none.
-            let mut tokens = [conventions.padding, conventions.end].into_iter().flatten();
-            let padding = tokens.find(|id| (*id as usize) < self.vocabulary);
-            padding.into_iter().for_each(|padding| model.set_padding(padding));
+            padding_of(&conventions, self.vocabulary).into_iter().for_each(|id| model.set_padding(id));
             let labels = Labels { problem: ProblemType::Regression, names: vec![REWARD.to_owned()] };
             model.classify(&labels).context("the model cannot become a reward model")?;
         }
