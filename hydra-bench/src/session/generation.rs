@@ -580,8 +580,8 @@ const UNUSED: [(&str, &[f64]); 31] = [
 ];
 
 impl OwnSettings {
-    /// Reads `generation_config.json`, with the end tokens of `config.json` if it has none; without such a file, `config.json`
-    /// has the settings, as in Transformers.
+    /// Reads `generation_config.json`, and the end tokens of `config.json` if that file names none. If there is no such file, all
+    /// settings are read from `config.json`, which is also the default of Transformers.
     fn read(directory: Option<&Path>) -> Result<Self> {
         let Some(directory) = directory else { return Ok(Self::default()) };
         let read = |name: &str| -> Result<Option<Map<String, Value>>> {

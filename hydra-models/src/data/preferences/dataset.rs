@@ -24,8 +24,8 @@ use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 /// with the answer of the item before it in the dataset; the first item has that of the last one. (TRL takes the item
 /// before it in blocks of a minibatch.) Part 3 of the targets names the desirable answers, `F32` `[items]`, 1 or 0.
 ///
-/// For a reward model, part 0 is the margin of each pair, `F32` `[pairs]`, and parts 1 to 3 are the [`Sequences`](crate::parts::Sequences) of the texts,
-/// `[pairs, 2]`.
+/// For a reward model, part 0 is the margin of each pair, `F32` `[pairs]`, and parts 1 to 3 are the
+/// [`Sequences`](crate::parts::Sequences) of the texts, `[pairs, 2]`.
 pub struct PreferencePairs {
     name: String,
     /// Maximum tokens of a text.
