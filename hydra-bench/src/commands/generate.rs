@@ -84,7 +84,7 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
         Some(_) => (None, None),
         None => generation::own_files(&args.adapter, model.directory()),
     };
-    let request = Request::new(&model, &args.asked, own)?;
+    let request = Request::new(&model, &args.asked, devices.memory(), own)?;
     tell(&model.note_of_origin(&each[0], &[spec.seed], ""));
     note_of_own.as_deref().into_iter().for_each(tell);
     model.notes().for_each(|note| tell(&note));

@@ -157,19 +157,25 @@ pub(crate) enum Shown {
 }
 
 impl Request {
-    /// Reads the prompts and the model's own settings of generation. Tokenizer, chat template and settings are those of
+    /// Reads the prompts and the model's own settings of generation, for devices with this memory. Tokenizer, chat template and settings are those of
     /// the directory `own`, if there is one that has a tokenizer, instead of the model's.
     ///
     /// # Errors
     /// A model that generates no text, prompts that cannot be read or are too long, or settings that do not go together.
-    pub(crate) fn new(model: &Model, asked: &Asked, own: Option<&Path>) -> Result<Self> {
-        Self::of(model, asked, own, |conventions| prompts_of(asked, conventions))
+    pub(crate) fn new(
+        model: &Model,
+        asked: &Asked,
+        device_memory: ByteSize,
+        own: Option<&Path>,
+    ) -> Result<Self> {
+        Self::of(model, asked, device_memory, own, |conventions| prompts_of(asked, conventions))
     }
 
     /// Prepares the prompts that `given` returns.
     pub(super) fn of(
         model: &Model,
         asked: &Asked,
+        device_memory: ByteSize,
         own: Option<&Path>,
         given: impl FnOnce(&Conventions) -> Result<Prompts>,
     ) -> Result<Self> {
@@ -236,7 +242,13 @@ impl Request {
                 prompts.len()
             ));
         }
-        let limits = Limits { new_tokens, positions, ends: ends.clone(), cache_bytes: u64::MAX };
+        let limits = Limits {
+            new_tokens,
+            positions,
+            ends: ends.clone(),
+            cache_bytes: u64::MAX,
+            item_sequences: Limits::item_sequences(vocabulary, device_memory.bytes()),
+        };
         Ok(Self {
             texts,
             reading: Arc::new(Reading {

@@ -7,7 +7,7 @@ use crate::control::TextMetric;
 use crate::settings::{AdapterSettings, TEXT_METRICS, TrainingSettings};
 use crate::terminal::Usage;
 use anyhow::{Result, bail};
-use hydra_core::{Chain, Dataset, Metric, Rounds};
+use hydra_core::{ByteSize, Chain, Dataset, Metric, Rounds};
 use hydra_models::generation::{Ended, Generated, Judged, Sequences};
 use hydra_models::metrics::{exact_match, rouge_l};
 use serde_json::json;
@@ -96,7 +96,8 @@ impl Samples {
         let rows = metric.map(|metric| rows(validation.as_ref(), metric)).transpose()?.unwrap_or_default();
         let longest = rows.iter().map(|row| row.answer.len() + 1).fold(NEW_TOKENS, usize::max);
         let asked = Asked::greedy(settings.sample_prompts.clone(), settings.sample_tokens.unwrap_or(longest));
-        let request = Request::of(model, &asked, None, |conventions| {
+        // Items of few sequences, so that training alone decides how a task is cut.
+        let request = Request::of(model, &asked, ByteSize(0), None, |conventions| {
             let mut prompts = match asked.has_prompts() {
                 true => prompts_of(&asked, conventions)?,
                 false => Prompts::default(),

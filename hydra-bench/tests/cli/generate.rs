@@ -93,7 +93,8 @@ fn bits_depend_neither_on_cuts_nor_on_devices_nor_on_company() {
         let ids = |length: usize, seed: usize| -> Vec<usize> {
             (0..length).map(|i| (i * i + seed * 7) % 64).collect()
         };
-        let cases: Vec<Value> = (0..21).map(|at| json!({"prompt": ids(1 + at % 30, at)})).collect();
+        // More sequences than tokens of one whose products are computed by row.
+        let cases: Vec<Value> = (0..70).map(|at| json!({"prompt": ids(1 + at % 30, at)})).collect();
         let some: Vec<Value> = [4, 20, 11].map(|at: usize| cases[at].clone()).into();
         let sampled = format!("--max-new-tokens 12 --temperature 1.2 --top-k 20 --top-p 0.9 --seed 3 {more}");
         let all = generate(model, &prompts(&dir, &json!(cases)), &format!("{sampled} {WHOLE}"));

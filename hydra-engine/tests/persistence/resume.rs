@@ -138,7 +138,13 @@ fn generating(on_token: impl Fn() + Send + Sync + 'static) -> TrainTask {
     let form = KvCacheForm { blocks: 3, key_heads: 2, head_width: 8, float: FloatType::F32, longest: 16 };
     let cache = KvCache::new(form);
     // Two of the four sequences are in the cache at a time.
-    let limits = Limits { new_tokens: 4, positions: 12, ends: Vec::new(), cache_bytes: form.bytes(12) };
+    let limits = Limits {
+        new_tokens: 4,
+        positions: 12,
+        ends: Vec::new(),
+        cache_bytes: form.bytes(12),
+        item_sequences: 64,
+    };
     let prompts = (1..5).map(|id| Prompt { ids: vec![id, 7 * id], sample: 0 }).collect();
     let on_token = move |_: usize, _: &Generated| {
         on_token();

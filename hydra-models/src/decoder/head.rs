@@ -4,7 +4,7 @@ use super::DecoderConfig;
 use crate::lora::Adaptable;
 use crate::ops;
 use crate::parts::{
-    GROUP, RmsNorm, Sequences, Table, before_last, language_model, last_tokens, next_logits, table_logits,
+    RmsNorm, SEQUENCES, Sequences, Table, before_last, language_model, last_tokens, next_logits, table_logits,
 };
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -63,8 +63,8 @@ impl Forward for Head {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
         let [vocabulary, _] = self.lm_head.weight.lazy_shape().dims();
         let elements = match self.generates {
-            // Logits of a group and copies of them.
-            true => 4 * GROUP * vocabulary + 8 * batch * tokens * width,
+            // Logits of as many sequences as the row has at most, and copies of them.
+            true => 4 * tokens.min(SEQUENCES) * vocabulary + 8 * batch * tokens * width,
             false => 2 * self.chunk_rows * vocabulary + 8 * batch * tokens * width + 8192 * width,
         };
         Some((elements * size_of::<f32>()) as u64)

@@ -1,7 +1,7 @@
 //! The sequences that a model generates, as the data of its rounds.
 
 use super::{KvCache, Sampling};
-use crate::parts::GROUP;
+use crate::parts::SEQUENCES;
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor, Key, Metric, Rounds};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -30,9 +30,21 @@ pub struct Limits {
     pub ends: Vec<u32>,
     /// The bytes of the key-value cache that the sequences in it may have together. It has at least one sequence.
     pub cache_bytes: u64,
+    /// The maximum number of sequences whose newest tokens are one item.
+    pub item_sequences: usize,
 }
 
 impl Limits {
+    /// The maximum number of sequences of an item on a device of any size.
+    pub const FEW_SEQUENCES: usize = 64;
+
+    /// The sequences of an item so that their logits for this vocabulary, and copies of them, are at most a quarter of a device's
+    /// memory; at least [`Self::FEW_SEQUENCES`]. More of them in one item hide more of the promotion of the next shard.
+    pub fn item_sequences(vocabulary: usize, device_bytes: u64) -> usize {
+        let bytes = (4 * size_of::<f32>() * vocabulary.max(1)) as u64;
+        (device_bytes / 4 / bytes).clamp(Self::FEW_SEQUENCES as u64, SEQUENCES as u64) as usize
+    }
+
     /// The most tokens that the sequence of a prompt can have.
     pub fn tokens(&self, prompt: usize) -> usize {
         prompt.saturating_add(self.new_tokens).min(self.positions)
@@ -74,7 +86,7 @@ type Judge = Box<dyn Fn(&[Generated]) -> Result<Judged, Failure> + Send + Sync>;
 
 /// The sequences of some prompts. In the order of the prompts, as many as the cache has memory for are in it at a time.
 ///
-/// An item of a round is the next tokens of one prompt, or the newest tokens of up to 64 sequences.
+/// An item of a round is the next tokens of one prompt, or the newest tokens of several sequences.
 pub struct Sequences {
     prompts: Vec<Prompt>,
     limits: Limits,
@@ -175,9 +187,10 @@ impl Sequences {
         Ok(())
     }
 
-    /// The tokens of the longest sequence that these prompts can have, at least those of a group.
+    /// The tokens of the longest sequence that these prompts can have, at least those of the largest item of several sequences.
     pub fn longest(prompts: &[Prompt], limits: &Limits) -> usize {
-        prompts.iter().map(|prompt| limits.tokens(prompt.ids.len())).fold(GROUP, usize::max)
+        let most = limits.item_sequences.min(prompts.len());
+        prompts.iter().map(|prompt| limits.tokens(prompt.ids.len())).fold(most, usize::max)
     }
 
     /// How tokens are chosen.
@@ -236,7 +249,9 @@ impl Sequences {
         let chunks = state.active.iter().filter(is_prompt).map(chunk);
         let newest: Vec<usize> =
             state.active.iter().filter(|of| !is_prompt(of)).map(|of| of.prompt).collect();
-        state.items = chunks.chain(newest.chunks(GROUP).map(|slots| Item::Newest(slots.to_vec()))).collect();
+        state.items = chunks
+            .chain(newest.chunks(self.limits.item_sequences).map(|slots| Item::Newest(slots.to_vec())))
+            .collect();
     }
 
     /// Chooses the next token of the sequence in a slot; for a negative slot, which pilot passes have, the first one.
@@ -289,7 +304,8 @@ impl Rounds for Sequences {
         let most = |prompt: usize| self.limits.tokens(self.prompts[prompt].ids.len());
         let active = state.active.iter().map(|of| (most(of.prompt) - of.ids.len()).saturating_sub(1));
         let waiting = state.waiting.iter().map(|prompt| most(*prompt) - self.prompts[*prompt].ids.len());
-        (active.sum::<usize>() + waiting.sum::<usize>()).div_ceil(state.active.len().clamp(1, GROUP))
+        (active.sum::<usize>() + waiting.sum::<usize>())
+            .div_ceil(state.active.len().clamp(1, self.limits.item_sequences))
     }
 
     fn release(&self) {
@@ -373,10 +389,10 @@ impl Dataset for Sequences {
         Ok(batch(ids, positions, slots, lasts))
     }
 
-    /// Tokens of any sequence: as many as a chunk of the longest prompt or a group of sequences has.
+    /// Tokens of any sequence: as many as a chunk of the longest prompt or an item of several sequences has.
     fn largest(&self, _: usize) -> Result<Batch, DatasetError> {
         let longest = self.prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1).min(CHUNK);
-        let group = self.prompts.len().clamp(1, GROUP) as i32;
+        let group = self.prompts.len().clamp(1, self.limits.item_sequences) as i32;
         let tokens = longest.max(group as usize) as i32;
         let last = self.limits.positions as i32 - 1;
         Ok(batch(
@@ -404,6 +420,16 @@ mod tests {
     }
 
     #[test]
+    fn an_item_has_as_many_sequences_as_the_device_has_memory_for_their_logits() {
+        let mib = 1 << 20;
+        assert_eq!(Limits::item_sequences(4096, 0), Limits::FEW_SEQUENCES);
+        assert_eq!(Limits::item_sequences(4096, 104 * mib), SEQUENCES);
+        // 4 copies of 4 bytes for each of 128,000 logits: 1.95 MiB a sequence.
+        assert_eq!(Limits::item_sequences(128_000, 1024 * mib), 131);
+        assert_eq!(Limits::item_sequences(128_000, 104 * mib), Limits::FEW_SEQUENCES);
+    }
+
+    #[test]
     fn later_items_are_those_of_the_rounds_that_are_left() {
         let form = KvCacheForm { blocks: 1, key_heads: 1, head_width: 1, float: FloatType::F32, longest: 9 };
         let later = |prompts: usize, cached: usize| {
@@ -413,6 +439,7 @@ mod tests {
                 positions: 9,
                 ends: vec![],
                 cache_bytes: form.bytes(7) * cached as u64,
+                item_sequences: 3,
             };
             let sequences =
                 Sequences::new(prompts, limits, Sampling::default(), KvCache::new(form), |_, _| false);
@@ -427,7 +454,8 @@ mod tests {
         };
         assert_eq!(later(1, 1), [4, 3, 2, 1, 0]);
         // One item has the newest tokens of all of them.
-        assert_eq!(later(GROUP, GROUP), [4, 3, 2, 1, 0]);
+        assert_eq!(later(3, 3), [4, 3, 2, 1, 0]);
+        assert_eq!(later(4, 4), [6, 4, 3, 2, 0]);
         // The second sequence begins when the first one has ended.
         assert_eq!(later(2, 1), [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
     }

@@ -3,7 +3,9 @@
 use super::{Gpt2Config, Norm, Table};
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{GROUP, Sequences, before_last, language_model, last_tokens, next_logits, table_logits};
+use crate::parts::{
+    SEQUENCES, Sequences, before_last, language_model, last_tokens, next_logits, table_logits,
+};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
@@ -57,8 +59,8 @@ impl Forward for Head {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
         let [vocabulary, _] = self.wte.weight.lazy_shape().dims();
         let elements = match self.generates {
-            // Logits of a group and copies of them.
-            true => 4 * GROUP * vocabulary + 8 * batch * tokens * width,
+            // Logits of as many sequences as the row has at most, and copies of them.
+            true => 4 * tokens.min(SEQUENCES) * vocabulary + 8 * batch * tokens * width,
             false => 2 * self.chunk_rows * vocabulary + 8 * batch * tokens * width + 8192 * width,
         };
         Some((elements * size_of::<f32>()) as u64)

@@ -20,7 +20,7 @@ pub use activate::Activate;
 pub(crate) use adapter::AdapterOptions;
 pub use adapter::{Adapter, Factor};
 pub use batch_norm::BatchNorm;
-pub(crate) use generation::{GROUP, generating, last_tokens, next_logits, slots};
+pub(crate) use generation::{SEQUENCES, generating, last_tokens, next_logits, slots};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub(crate) use outputs::{before_last, table_logits};
