@@ -157,8 +157,8 @@ pub(crate) enum Shown {
 }
 
 impl Request {
-    /// Reads the prompts and the model's own settings of generation, for devices with this memory. Tokenizer, chat template and settings are those of
-    /// the directory `own`, if there is one that has a tokenizer, instead of the model's.
+    /// Reads the prompts and the model's own settings of generation, for devices with this memory. Tokenizer, chat template and
+    /// settings are those of the directory `own`, if there is one that has a tokenizer, instead of the model's.
     ///
     /// # Errors
     /// A model that generates no text, prompts that cannot be read or are too long, or settings that do not go together.

@@ -96,7 +96,7 @@ impl Samples {
         let rows = metric.map(|metric| rows(validation.as_ref(), metric)).transpose()?.unwrap_or_default();
         let longest = rows.iter().map(|row| row.answer.len() + 1).fold(NEW_TOKENS, usize::max);
         let asked = Asked::greedy(settings.sample_prompts.clone(), settings.sample_tokens.unwrap_or(longest));
-        // Items of few sequences, so that training alone decides how a task is cut.
+        // Items of few sequences, whatever the device memory: larger ones could change how a task is cut.
         let request = Request::of(model, &asked, ByteSize(0), None, |conventions| {
             let mut prompts = match asked.has_prompts() {
                 true => prompts_of(&asked, conventions)?,

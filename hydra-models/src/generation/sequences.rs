@@ -35,7 +35,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The maximum number of sequences of an item on a device of any size.
+    /// The number of sequences that an item may have on every device, however small.
     pub const FEW_SEQUENCES: usize = 64;
 
     /// The sequences of an item so that their logits for this vocabulary, and copies of them, are at most a quarter of a device's
