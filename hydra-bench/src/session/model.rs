@@ -184,11 +184,6 @@ impl Model {
         self.objective.is_some_and(PairObjective::has_reference)
     }
 
-    /// Returns whether its loss needs the log-probabilities of answers.
-    pub(crate) fn has_preference_loss(&self) -> bool {
-        self.objective.is_some_and(PairObjective::is_preference)
-    }
-
     /// Returns whether initial weights are drawn from a seed.
     pub(crate) fn is_drawn(&self) -> bool {
         self.model.files().is_empty()

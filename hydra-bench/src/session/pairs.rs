@@ -55,11 +55,6 @@ impl PairObjective {
         }
     }
 
-    /// Whether it is a loss of a language model.
-    pub(super) fn is_preference(self) -> bool {
-        self.loss().is_some()
-    }
-
     /// Whether it compares the model with a reference.
     pub(super) fn has_reference(self) -> bool {
         self.loss().is_some_and(PreferenceLoss::has_reference)

@@ -3,13 +3,14 @@
 
 use super::data::Data;
 use super::model::Model;
-use super::orchestrator::{Environment, devices, orchestrator};
+use super::orchestrator::{Environment, orchestrator};
+use crate::machine::DevicesArg;
 use crate::run_dir::{Inputs, REFERENCE, RunSpec, could_not};
 use crate::settings::{AdapterSettings, ModelSettings};
 use crate::terminal::{Interrupted, Show, Usage, tell};
 use anyhow::{Context, Result, ensure};
 use hydra_core::{ByteSize, Chain, Dataset, FirstItems, replace_file};
-use hydra_engine::{DeviceKind, EngineError, EvaluationTask, Orchestrator, RunReport, StopFlag};
+use hydra_engine::{EngineError, EvaluationTask, Orchestrator, RunReport, StopFlag};
 use hydra_models::data::WithReference;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -35,7 +36,7 @@ pub(super) struct Reference {
     splits: [Option<Arc<WithReference>>; 3],
     /// A hash of what the log-probabilities depend on.
     hash: String,
-    /// Pairs of a batch. The results do not depend on it, and the memory does.
+    /// Pairs of a batch. On CPUs the results do not depend on it, and the memory does.
     batch: usize,
     seed: u64,
 }
@@ -43,17 +44,8 @@ pub(super) struct Reference {
 /// Returns the references of the models of a run whose losses have one.
 ///
 /// # Errors
-/// A loss for which there is not one reference, a metric that the tasks do not have, or devices that cannot compute it.
-pub(super) fn references(
-    spec: &RunSpec,
-    models: &[(Model, Data)],
-    around: &Environment,
-) -> Result<Vec<Reference>> {
-    let preferences = models.iter().any(|(model, _)| model.has_preference_loss());
-    let is_cpu = |kind: &DeviceKind| matches!(kind, DeviceKind::Cpu);
-    if preferences && !devices(&spec.devices, &around.machine).iter().all(|device| is_cpu(&device.kind)) {
-        return Err(Usage::new("preference losses are computed on CPUs: pass --devices cpu").into());
-    }
+/// A loss for which there is not one reference, or a metric that the tasks do not have.
+pub(super) fn references(spec: &RunSpec, models: &[(Model, Data)]) -> Result<Vec<Reference>> {
     let with = models.iter().zip(spec.all_models()).filter(|((model, _), _)| model.has_reference());
     with.map(|((model, data), settings)| Reference::of(spec, model, data, settings)).collect()
 }
@@ -84,7 +76,16 @@ impl Reference {
         let drawn_from = drawn.then_some((seed, rank));
         let limit = spec.training.eval_limit;
         let form = (spec.adapters.base, spec.model.dtype);
-        let all = serde_json::to_string(&(inputs, adapters, form, drawn_from, limit))?;
+        let mut all = serde_json::to_string(&(inputs, adapters, form, drawn_from, limit))?;
+        // Only CPUs have the same bits whatever their number.
+        let gpus = match &spec.devices.devices {
+            Some(DevicesArg::Cuda(_)) => Some("cuda"),
+            Some(DevicesArg::Wgpu(_)) => Some("wgpu"),
+            Some(DevicesArg::Cpu { .. }) | None => None,
+        };
+        if let Some(kind) = gpus {
+            all += &serde_json::to_string(&(kind, spec.devices.precision))?;
+        }
         Ok(Self {
             name: settings.name().to_owned(),
             chain: model.reference(&spec.adapters, rank)?,

@@ -252,7 +252,7 @@ fn submit(
     if let Some(dir) = dir {
         check_inputs_of(spec, dir, &models)?;
     }
-    let references = references(spec, &models, around)?;
+    let references = references(spec, &models)?;
     if dir.is_none() && !references.is_empty() {
         tell("note: the time to score the answers with the reference, once before training, is not included");
     }

@@ -45,8 +45,8 @@ pub fn head_loss(
 /// The cross-entropy of each position, `F32` of shape `[positions]`, with the operands of [`head_loss`]; 0 where a
 /// position has no target. It is the negative log-probability of the target.
 ///
-/// Each position's loss has the same bits whatever the other positions are, as far as the table is more than 64 wide and
-/// 64 long. The gradients need the logits again, which the backward computes again.
+/// On a CPU each position's loss has the same bits whatever the other positions are, as far as the table is more than 64
+/// wide and 64 long. The gradients need the logits again, which the backward computes again.
 ///
 /// # Panics
 /// As [`head_loss`], but no position needs a target.

@@ -63,8 +63,11 @@ struct HeadPass {
     hidden: CubeTensor,
     table: CubeTensor,
     targets: CubeTensor,
-    /// One over the number of positions with a target, `[1]`.
-    share: CubeTensor,
+    /// The gradient with respect to the positions' losses: one over the number of positions with a target, `[1]`, or
+    /// that of each position, `[positions]`.
+    shares: CubeTensor,
+    /// Whether `shares` has one of each position.
+    each: bool,
     losses: CubeTensor,
     /// The wanted gradients computed so far.
     for_hidden: Option<CubeTensor>,
@@ -72,15 +75,37 @@ struct HeadPass {
 }
 
 impl HeadPass {
-    fn new(hidden: CubeTensor, table: CubeTensor, targets: CubeTensor) -> Self {
+    /// A pass for the gradients of the mean loss, or for those that the losses of the positions have.
+    fn new(
+        hidden: CubeTensor,
+        table: CubeTensor,
+        targets: CubeTensor,
+        of_losses: Option<CubeTensor>,
+    ) -> Self {
         let ([hidden, table], targets) = (whole([hidden, table]), whole_ids(targets));
-        let (share, losses) = (wide(&hidden, [1]), wide(&hidden, targets.shape()));
-        kernels::share::launch(&hidden.client, rows(&hidden, 1), units(), arg(&targets), arg(&share));
-        Self { hidden, table, targets, share, losses, for_hidden: None, for_table: None }
+        let (losses, each) = (wide(&hidden, targets.shape()), of_losses.is_some());
+        let shares = of_losses.map(|given| whole([given])).map_or_else(
+            || {
+                let share = wide(&hidden, [1]);
+                kernels::share::launch(&hidden.client, rows(&hidden, 1), units(), arg(&targets), arg(&share));
+                share
+            },
+            |[given]| given,
+        );
+        Self { hidden, table, targets, shares, each, losses, for_hidden: None, for_table: None }
     }
 
-    /// Computes the loss and the `wanted` gradients among those of hidden and table.
-    fn run(&mut self, chunk_rows: usize, wanted: [bool; 2]) -> CubeTensor {
+    /// Computes the mean loss and the `wanted` gradients among those of hidden and table.
+    fn mean(&mut self, chunk_rows: usize, wanted: [bool; 2]) -> CubeTensor {
+        self.run(chunk_rows, wanted);
+        let loss = wide(&self.hidden, [1]);
+        let (client, cubes) = (&loss.client, rows(&loss, 1));
+        kernels::mean_loss::launch(client, cubes, units(), arg(&self.losses), arg(&self.shares), arg(&loss));
+        loss
+    }
+
+    /// Computes the losses and the `wanted` gradients.
+    fn run(&mut self, chunk_rows: usize, wanted: [bool; 2]) {
         let ([positions, _], chunk_rows) = (dims::<2>(&self.hidden), CHUNKS * chunk_rows);
         if wanted[0] {
             self.for_hidden = Some(floats(&self.hidden, self.hidden.shape()));
@@ -89,10 +114,6 @@ impl HeadPass {
             self.chunk(start..positions.min(start + chunk_rows), wanted);
         }
         self.for_table = self.for_table.take().map(|sum| rounded(sum, self.table.dtype));
-        let loss = wide(&self.hidden, [1]);
-        let (client, cubes) = (&loss.client, rows(&loss, 1));
-        kernels::mean_loss::launch(client, cubes, units(), arg(&self.losses), arg(&self.share), arg(&loss));
-        loss
     }
 
     fn chunk(&mut self, positions: Range<usize>, wanted: [bool; 2]) {
@@ -176,13 +197,14 @@ impl HeadPass {
             arg(&logits),
             room,
             arg(&self.targets),
-            arg(&self.share),
+            arg(&self.shares),
             arg(&self.losses),
             positions.start,
             parts.last,
             self.table.shape()[0],
             f32::NAN,
             gradients,
+            self.each,
             float(&out),
         );
         out
@@ -196,22 +218,20 @@ impl HeadOps for Cube {
         targets: IntTensor<Self>,
         options: HeadOptions,
     ) -> FloatTensor<Self> {
-        HeadPass::new(hidden, table, targets).run(options.chunk_rows, [false; 2])
+        HeadPass::new(hidden, table, targets, None).mean(options.chunk_rows, [false; 2])
     }
 
     fn token_losses(
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: IntTensor<Self>,
-        _: HeadOptions,
+        hidden: FloatTensor<Self>,
+        table: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        options: HeadOptions,
     ) -> FloatTensor<Self> {
-        panic!("{NO_TOKEN_LOSSES}")
+        let mut pass = HeadPass::new(hidden, table, targets, None);
+        pass.run(options.chunk_rows, [false; 2]);
+        pass.losses
     }
 }
-
-/// Why there is no loss of each position.
-pub(super) const NO_TOKEN_LOSSES: &str =
-    "losses of single tokens, which preference losses need, are computed on CPUs only";
 
 impl HeadKernels for Cube {
     fn head_loss_and_gradients(
@@ -221,18 +241,20 @@ impl HeadKernels for Cube {
         options: HeadOptions,
         wanted: [bool; 2],
     ) -> (FloatTensor<Self>, [Option<FloatTensor<Self>>; 2]) {
-        let mut pass = HeadPass::new(hidden, table, targets);
-        let loss = pass.run(options.chunk_rows, wanted);
+        let mut pass = HeadPass::new(hidden, table, targets, None);
+        let loss = pass.mean(options.chunk_rows, wanted);
         (loss, [pass.for_hidden, pass.for_table])
     }
 
     fn token_gradients(
-        _: (FloatTensor<Self>, FloatTensor<Self>, IntTensor<Self>),
-        _: FloatTensor<Self>,
-        _: HeadOptions,
-        _: [bool; 2],
+        (hidden, table, targets): (FloatTensor<Self>, FloatTensor<Self>, IntTensor<Self>),
+        losses: FloatTensor<Self>,
+        options: HeadOptions,
+        wanted: [bool; 2],
     ) -> [Option<FloatTensor<Self>>; 2] {
-        panic!("{NO_TOKEN_LOSSES}")
+        let mut pass = HeadPass::new(hidden, table, targets, Some(losses));
+        pass.run(options.chunk_rows, wanted);
+        [pass.for_hidden, pass.for_table]
     }
 
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self> {

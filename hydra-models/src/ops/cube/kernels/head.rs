@@ -39,20 +39,22 @@ fn place(row: usize, column: usize, rows: usize, rest: usize, vocabulary: usize)
 }
 
 /// The losses of a chunk's positions, starting at `start`: zero without a target, `absent` for a target outside the
-/// vocabulary. Writes the logits' gradients to `out`, which may alias the logits, if `gradients`. Both have the layout
-/// of [`place`].
+/// vocabulary. Writes the logits' gradients to `out`, which may alias the logits, if `gradients`: those of the sum of the
+/// losses times `shares`, which holds one number for all positions, or one for `each`. Logits and gradients have the
+/// layout of [`place`].
 #[cube(launch)]
 pub(crate) fn row_losses<E: Float>(
     logits: &[f32],
     out: &mut [E],
     targets: &[i32],
-    share: &[f32],
+    shares: &[f32],
     losses: &mut [f32],
     start: usize,
     rest: usize,
     vocabulary: usize,
     absent: f32,
     #[comptime] gradients: bool,
+    #[comptime] each: bool,
     #[define(E)] _float: ElemType,
 ) {
     let (row, rows) = (CUBE_POS, logits.len() / vocabulary);
@@ -95,7 +97,10 @@ pub(crate) fn row_losses<E: Float>(
         losses[start + row] = loss;
     }
     if gradients {
-        let mut share = share[0];
+        let mut share = shares[0];
+        if each {
+            share = shares[start + row];
+        }
         if target < 0i32 {
             share = 0.0f32;
         }

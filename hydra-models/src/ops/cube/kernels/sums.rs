@@ -153,3 +153,44 @@ pub(crate) fn scale<E: Float>(x: &[E], factor: &[f32], y: &mut [E], #[define(E)]
         y[ABSOLUTE_POS] = E::cast_from(f32::cast_from(x[ABSOLUTE_POS]) * factor[0]);
     }
 }
+
+/// The sum of the `values` of each segment: one cube for each. `segments` holds the number of each value's segment, or a
+/// negative number. The sums are `absent` if a number is too large.
+#[cube(launch)]
+pub(crate) fn segment_sums(values: &[f32], segments: &[i32], out: &mut [f32], absent: f32) {
+    let segment = CUBE_POS;
+    if segment >= out.len() {
+        terminate!();
+    }
+    let mut sum = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < values.len() {
+        let of = segments[i];
+        if of >= 0i32 {
+            if of as usize == segment {
+                sum += values[i];
+            }
+            if of as usize >= out.len() {
+                sum = absent;
+            }
+        }
+        i += UNITS;
+    }
+    let sum = sum_units(sum);
+    if UNIT_POS == 0 {
+        out[segment] = sum;
+    }
+}
+
+/// The number of each value's segment, or zero if it has none: one unit for each value.
+#[cube(launch)]
+pub(crate) fn spread(sums: &[f32], segments: &[i32], out: &mut [f32]) {
+    if ABSOLUTE_POS < out.len() {
+        let segment = segments[ABSOLUTE_POS];
+        let mut sum = 0.0f32;
+        if segment >= 0i32 && (segment as usize) < sums.len() {
+            sum = sums[segment as usize];
+        }
+        out[ABSOLUTE_POS] = sum;
+    }
+}
