@@ -59,8 +59,8 @@ pub fn linear_transposed_onto(
 }
 
 /// [`linear_transposed`] for a quantized weight `[out, in]`: the tensor of its blocks
-/// ([`nf4::shape`]), which has no gradient. It is dequantized while products pack it,
-/// to the type of `x`.
+/// ([`nf4::shape`]), which has no gradient. It is dequantized to the type of `x`: on a CPU
+/// while products pack it, on a GPU as a whole while the op runs.
 ///
 /// # Panics
 /// If shapes do not match, float types differ, or the weight is tracked and gradients are computed.

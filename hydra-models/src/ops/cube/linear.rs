@@ -2,9 +2,9 @@
 //!
 //! A product stays in `f32` until the bias is added, so that the output is rounded once. For 16-bit tensors without
 //! cuBLASLt this takes the memory of two more outputs while the op runs, because CubeCL has no kernel that adds a bias to
-//! a product.
+//! a product. A quantized weight is dequantized into memory of its own while an op runs.
 
-use super::kernels::sums;
+use super::kernels::{nf4, sums};
 use super::matmul::{Terms, has_library, multiplied, product, transposed};
 use super::tensors::{
     arg, dims, elements, empty, float, floats, made_of, reshaped, units, whole, zero_floats,
@@ -14,6 +14,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use hydra_core::cube::exact;
 
 /// Rows summed by one unit.
 pub(super) const PART_ROWS: usize = 64;
@@ -82,13 +83,25 @@ fn as_rows(x: CubeTensor) -> CubeTensor {
     reshaped(x, [batch * tokens, width])
 }
 
-/// A weight as a matrix `[in, out]`, without copying.
-fn as_matrix(weight: CubeTensor, form: Form) -> CubeTensor {
+/// A weight as a matrix `[in, out]`, of the type of `like`: a view of a dense weight, the values of a quantized one.
+fn as_matrix(weight: &CubeTensor, form: Form, like: &CubeTensor) -> CubeTensor {
     match form {
-        Form::InOut => weight,
-        Form::OutIn => transposed(weight),
-        Form::Nf4(_) => panic!("NF4 bases are computed on CPU devices alone: omit --base nf4 on a GPU"),
+        Form::InOut => dense(weight, like),
+        Form::OutIn => transposed(dense(weight, like)),
+        Form::Nf4(shape) => {
+            let values = floats(like, shape);
+            let cubes = elements(&values, values.meta.num_elements().div_ceil(nf4::PER_WORD));
+            let blocks = arg(&exact(weight.clone()));
+            nf4::dequantize::launch(&values.client, cubes, units(), blocks, arg(&values), float(&values));
+            transposed(values)
+        }
     }
+}
+
+/// A weight in row-major order.
+fn dense(weight: &CubeTensor, like: &CubeTensor) -> CubeTensor {
+    let [weight, _] = whole([weight.clone(), like.clone()]);
+    weight
 }
 
 impl AffineOps for Cube {
@@ -99,8 +112,8 @@ impl AffineOps for Cube {
         form: Form,
     ) -> FloatTensor<Self> {
         let ([batch, tokens, _], outputs) = (dims(&x), form.outputs(dims(&weight)));
-        let [x, weight, bias] = whole([x, weight, bias]);
-        let (x, weight) = (as_rows(x), as_matrix(weight, form));
+        let [x, bias] = whole([x, bias]);
+        let (weight, x) = (as_matrix(&weight, form, &x), as_rows(x));
         if let Some(y) = fused(&x, &weight, Terms { bias: Some(&bias), onto: None }) {
             return reshaped(y, [batch, tokens, outputs]);
         }
@@ -119,8 +132,8 @@ impl AffineOps for Cube {
         form: Form,
     ) -> FloatTensor<Self> {
         let (outputs, shape) = (form.outputs(dims(&weight)), residual.shape());
-        let [residual, x, weight, bias] = whole([residual, x, weight, bias]);
-        let (x, weight, residual) = (as_rows(x), as_matrix(weight, form), as_rows(residual));
+        let [residual, x, bias] = whole([residual, x, bias]);
+        let (weight, x, residual) = (as_matrix(&weight, form, &x), as_rows(x), as_rows(residual));
         if let Some(y) = fused(&x, &weight, Terms { bias: Some(&bias), onto: Some(&residual) }) {
             return reshaped(y, shape);
         }
@@ -147,8 +160,9 @@ impl AffineOps for Cube {
 
     fn product(x: FloatTensor<Self>, weight: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
         let ([batch, tokens, _], outputs, dtype) = (dims(&x), form.outputs(dims(&weight)), x.dtype);
-        let [x, weight] = whole([x, weight]);
-        reshaped(product(as_rows(x), as_matrix(weight, form), dtype), [batch, tokens, outputs])
+        let [x] = whole([x]);
+        let weight = as_matrix(&weight, form, &x);
+        reshaped(product(as_rows(x), weight, dtype), [batch, tokens, outputs])
     }
 
     fn product_onto(
@@ -158,10 +172,13 @@ impl AffineOps for Cube {
         form: Form,
     ) -> FloatTensor<Self> {
         let shape = residual.shape();
-        let [residual, x, weight] = whole([residual, x, weight]);
-        let (rows, matrix) = (as_rows(x.clone()), as_matrix(weight.clone(), form));
-        if let Some(y) = fused(&rows, &matrix, Terms { bias: None, onto: Some(&as_rows(residual.clone())) }) {
-            return reshaped(y, shape);
+        let [residual, x] = whole([residual, x]);
+        if has_library(&x) {
+            let (matrix, rows) = (as_matrix(&weight, form, &x), as_rows(x.clone()));
+            let onto = as_rows(residual.clone());
+            if let Some(y) = fused(&rows, &matrix, Terms { bias: None, onto: Some(&onto) }) {
+                return reshaped(y, shape);
+            }
         }
         // A bias of zeros is one row that stays in the cache.
         let bias = zero_floats(&residual, [form.outputs(dims(&weight))]);
@@ -178,16 +195,17 @@ impl AffineKernels for Cube {
         wanted: [bool; 3],
     ) -> [Option<FloatTensor<Self>>; 3] {
         let (outputs, shape, dtype) = (form.outputs(dims(&weight)), x.shape(), x.dtype);
-        let [x, weight, gradient] = whole([x, weight, gradient]);
+        let [x, gradient] = whole([x, gradient]);
+        let weight = wanted[0].then(|| as_matrix(&weight, form, &x));
         let gradient = as_rows(gradient);
-        let for_x = || reshaped(product(gradient.clone(), transposed(as_matrix(weight, form)), dtype), shape);
+        let for_x = |weight| reshaped(product(gradient.clone(), transposed(weight), dtype), shape);
         let for_weight = || match form {
             Form::InOut => product_over_rows(as_rows(x), gradient.clone(), dtype),
             // A quantized weight has no gradient.
             Form::OutIn | Form::Nf4(_) => product_over_rows(gradient.clone(), as_rows(x), dtype),
         };
         let for_bias = || sum_rows(gradient.clone(), outputs);
-        [wanted[0].then(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
+        [weight.map(for_x), wanted[1].then(for_weight), wanted[2].then(for_bias)]
     }
 }
 

@@ -13,6 +13,7 @@ pub(super) mod depthwise;
 pub(super) mod dropout;
 pub(super) mod embedding;
 pub(super) mod head;
+pub(super) mod nf4;
 pub(super) mod norm;
 pub(super) mod sums;
 
