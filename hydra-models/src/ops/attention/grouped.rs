@@ -57,8 +57,7 @@ pub fn grouped_attention(
 /// dropout, an example's output and gradients have the same bits as in a row of its own.
 ///
 /// # Panics
-/// As above, and if the positions have another shape; on CPUs also if they do not count up, on GPUs if attention is not
-/// causal.
+/// As above, and if the positions have another shape; on CPUs also if they do not count up.
 pub fn grouped_attention_within(
     queries: Tensor<3>,
     keys: Tensor<3>,

@@ -8,8 +8,8 @@ use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
 use super::tensors::{arg, dims, elements, float, floats, made_of, rows, units, whole, whole_ids, wide};
 use crate::ops::attention::{AttentionKernels, AttentionOps, Options, STATISTICS, Saved};
-use burn::backend::Cube;
 use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;
@@ -17,11 +17,57 @@ use std::ops::Range;
 /// The maximum number of scores in memory at a time, unless a single head has more.
 const SCORES: usize = 1 << 24;
 
+/// Tokens of rows that attend to no others: whole rows, or neighbouring examples of one row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Span {
+    first: usize,
+    pub(super) tokens: usize,
+    row: usize,
+}
+
+impl Span {
+    /// The spans of rows of this shape, given each token's position in its example if the rows hold several.
+    ///
+    /// A row is cut between examples, so that no scores of tokens far from each other are computed: into spans that are
+    /// at most as long as its longest example. The scores of a head in a span are then at most those in a row of examples
+    /// that all have the largest length, which a pilot pass measures; the heads whose scores are computed together are
+    /// more for shorter spans.
+    pub(super) fn all(positions: Option<&CubeTensor>, [batch, tokens]: [usize; 2]) -> Vec<Self> {
+        let whole = || vec![Self { first: 0, tokens, row: tokens }];
+        let Some(positions) = positions.filter(|_| batch == 1) else { return whole() };
+        // A failed read is a failure of the device, which is reported at the end of the shard task.
+        let Ok(read) = positions.client.read_one(positions.handle.clone()) else { return whole() };
+        let positions: Vec<i32> = bytemuck::pod_collect_to_vec(&read);
+        Self::of_row(&positions)
+    }
+
+    fn of_row(positions: &[i32]) -> Vec<Self> {
+        let row = positions.len();
+        let starts = (1..row).filter(|at| positions[*at] == 0).chain([row]);
+        let examples: Vec<(usize, usize)> =
+            starts.scan(0, |start, end| Some((std::mem::replace(start, end), end))).collect();
+        let longest = examples.iter().map(|(start, end)| end - start).max().unwrap_or(row);
+        let mut spans: Vec<Self> = Vec::new();
+        for (start, end) in examples {
+            match spans.last_mut() {
+                Some(span) if end - span.first <= longest => span.tokens = end - span.first,
+                _ => spans.push(Self { first: start, tokens: end - start, row }),
+            }
+        }
+        spans
+    }
+
+    /// The argument of kernels for a group of heads.
+    pub(super) fn of(self, group: &Range<usize>) -> kernels::SpanLaunch {
+        kernels::SpanLaunch::new(group.start, self.tokens, self.first, self.row)
+    }
+}
+
 /// The shape of all heads.
 #[derive(Clone, Copy)]
 struct Shape {
     batch: usize,
-    tokens: usize,
+    span: Span,
     head_width: usize,
     options: Options,
     /// Heads per group.
@@ -30,14 +76,10 @@ struct Shape {
 
 impl Shape {
     /// Groups with at most `scores` scores, or of a single head.
-    fn new(qkv: &CubeTensor, options: Options, scores: usize) -> Self {
-        let [batch, tokens, triple] = dims(qkv);
-        let size = (scores / tokens.pow(2)).max(1);
-        Self { batch, tokens, head_width: triple / 3 / options.heads, options, size }
-    }
-
-    fn width(self) -> usize {
-        self.options.heads * self.head_width
+    fn new(qkv: &CubeTensor, span: Span, options: Options, scores: usize) -> Self {
+        let [batch, _, triple] = dims(qkv);
+        let size = (scores / span.tokens.pow(2)).max(1);
+        Self { batch, span, head_width: triple / 3 / options.heads, options, size }
     }
 
     /// The groups of heads, as ranges of `batch * heads`.
@@ -48,14 +90,14 @@ impl Shape {
 
     /// The layout of the matrix of `parts` times all heads.
     fn layout(self, group: &Range<usize>, parts: usize) -> kernels::LayoutLaunch {
-        let Self { tokens, head_width, options, .. } = self;
-        kernels::LayoutLaunch::new(group.start, options.heads, tokens, head_width, parts, 1)
+        let Self { span, head_width, options, .. } = self;
+        kernels::LayoutLaunch::new(span.of(group), options.heads, head_width, parts, 1)
     }
 
     /// Copies a part of a group's heads out of the matrix of all heads: `[heads, tokens, head width]`.
     fn split(self, all: &CubeTensor, parts: usize, part: usize, group: &Range<usize>) -> CubeTensor {
         let (out, run) =
-            (floats(all, [group.len(), self.tokens, self.head_width]), kernels::run(self.head_width));
+            (floats(all, [group.len(), self.span.tokens, self.head_width]), kernels::run(self.head_width));
         let (cubes, layout) = (elements(&out, out.meta.num_elements() / run), self.layout(group, parts));
         let (client, all, float) = (&out.client, arg(all), float(all));
         kernels::split_heads::launch(client, cubes, units(), all, arg(&out), layout, part, run, float);
@@ -81,18 +123,17 @@ impl Shape {
     ) {
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
         let scores = product(queries, transposed(keys), DType::F32);
-        hide_other_examples(&scores, positions, self.options.heads, group.start, self.options.scale);
+        hide_other_examples(&scores, positions, self.span.of(&group), self.options.heads, self.options.scale);
         let (weights, room) = made_of(&scores, 0, output.dtype);
         kernels::attention_weights::launch(
             &scores.client,
-            rows(&scores, group.len() * self.tokens),
+            rows(&scores, group.len() * self.span.tokens),
             units(),
             arg(&scores),
             room,
             arg(statistics),
-            self.tokens,
-            self.tokens,
-            group.start,
+            self.span.of(&group),
+            self.span.tokens,
             self.options.scale,
             draws(self.options.mask),
             true,
@@ -116,22 +157,21 @@ impl Shape {
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
         let d_output = self.split(d_output, 1, 0, &group);
         let scores = product(queries.clone(), transposed(keys.clone()), DType::F32);
-        hide_other_examples(&scores, positions, self.options.heads, group.start, self.options.scale);
+        hide_other_examples(&scores, positions, self.span.of(&group), self.options.heads, self.options.scale);
         let gradients = product(d_output.clone(), transposed(values), DType::F32);
         let (weights, weights_room) = made_of(&scores, 0, qkv.dtype);
         let (d_scores, d_scores_room) = made_of(&gradients, 1, qkv.dtype);
         kernels::attention_weights_backward::launch(
             &scores.client,
-            rows(&scores, group.len() * self.tokens),
+            rows(&scores, group.len() * self.span.tokens),
             units(),
             arg(&scores),
             arg(&gradients),
             weights_room,
             d_scores_room,
             arg(statistics),
-            self.tokens,
-            self.tokens,
-            group.start,
+            self.span.of(&group),
+            self.span.tokens,
             self.options.scale,
             draws(self.options.mask),
             true,
@@ -150,21 +190,19 @@ impl Shape {
 pub(super) fn hide_other_examples(
     scores: &CubeTensor,
     positions: Option<&CubeTensor>,
+    span: kernels::SpanLaunch,
     heads: usize,
-    first_head: usize,
     scale: f32,
 ) {
     let Some(positions) = positions else { return };
-    let [_, _, tokens] = dims(scores);
     kernels::hide_other_examples::launch(
         &scores.client,
         elements(scores, scores.meta.num_elements()),
         units(),
         arg(scores),
         arg(positions),
+        span,
         heads,
-        tokens,
-        first_head,
         // Once it is scaled, its exponential is zero.
         if scale < 0.0 { f32::MAX } else { f32::MIN },
     );
@@ -178,11 +216,14 @@ fn forward(
     scores: usize,
 ) -> (CubeTensor, CubeTensor) {
     let ([qkv], positions) = (whole([qkv]), positions.map(whole_ids));
-    let shape = Shape::new(&qkv, options, scores);
-    let output = floats(&qkv, [shape.batch, shape.tokens, shape.width()]);
-    let statistics = wide(&qkv, [shape.batch, options.heads, shape.tokens, STATISTICS]);
-    for group in shape.groups() {
-        shape.forward(&qkv, positions.as_ref(), &output, &statistics, group);
+    let [batch, tokens, triple] = dims(&qkv);
+    let output = floats(&qkv, [batch, tokens, triple / 3]);
+    let statistics = wide(&qkv, [batch, options.heads, tokens, STATISTICS]);
+    for span in Span::all(positions.as_ref(), [batch, tokens]) {
+        let shape = Shape::new(&qkv, span, options, scores);
+        for group in shape.groups() {
+            shape.forward(&qkv, positions.as_ref(), &output, &statistics, group);
+        }
     }
     (output, statistics)
 }
@@ -196,10 +237,13 @@ fn backward(
     scores: usize,
 ) -> CubeTensor {
     let ([qkv, gradient], positions) = (whole([saved.qkv, gradient]), positions.map(whole_ids));
-    let shape = Shape::new(&qkv, options, scores);
-    let d_qkv = floats(&qkv, [shape.batch, shape.tokens, 3 * shape.width()]);
-    for group in shape.groups() {
-        shape.backward(&qkv, positions.as_ref(), &saved.statistics, &gradient, &d_qkv, group);
+    let [batch, tokens, _] = dims(&qkv);
+    let d_qkv = floats(&qkv, qkv.shape());
+    for span in Span::all(positions.as_ref(), [batch, tokens]) {
+        let shape = Shape::new(&qkv, span, options, scores);
+        for group in shape.groups() {
+            shape.backward(&qkv, positions.as_ref(), &saved.statistics, &gradient, &d_qkv, group);
+        }
     }
     d_qkv
 }
@@ -258,6 +302,21 @@ mod tests {
         let (output, statistics) = forward(qkv.clone(), None, options, scores);
         let saved = Saved { qkv, output: output.clone(), statistics };
         [numbers(output), numbers(backward(saved, None, gradient, options, scores))]
+    }
+
+    #[test]
+    fn rows_are_cut_between_examples() {
+        let spans = |lengths: &[i32]| {
+            let positions: Vec<i32> = lengths.iter().flat_map(|length| 0..*length).collect();
+            Span::of_row(&positions)
+                .iter()
+                .map(|span| (span.first, span.tokens, span.row))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(spans(&[5]), [(0, 5, 5)]);
+        assert_eq!(spans(&[5, 5]), [(0, 5, 10), (5, 5, 10)]);
+        assert_eq!(spans(&[1, 2, 3, 7, 4, 4, 1]), [(0, 6, 22), (6, 7, 22), (13, 4, 22), (17, 5, 22)]);
+        assert_eq!(spans(&[1, 1, 1]), [(0, 1, 3), (1, 1, 3), (2, 1, 3)]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Queries and keys are rotated in memory, and keys and values are copied for the heads that share them, for the heads
 //! whose scores are in memory.
 
-use super::attention::hide_other_examples;
+use super::attention::{Span, hide_other_examples};
 use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
@@ -30,41 +30,55 @@ struct Heads<'a> {
     positions: Option<CubeTensor>,
     /// Query heads that share keys.
     shared: usize,
-    /// Heads computed at the same time: whole groups of those.
-    size: usize,
+}
+
+/// Heads of some tokens, whose scores are in memory at the same time.
+struct Group {
+    span: Span,
+    heads: Range<usize>,
+}
+
+impl Group {
+    fn launch(&self) -> kernels::SpanLaunch {
+        self.span.of(&self.heads)
+    }
+
+    /// The rows of its scores.
+    fn rows(&self) -> usize {
+        self.heads.len() * self.span.tokens
+    }
 }
 
 impl<'a> Heads<'a> {
-    /// # Panics
-    /// If attention is in both directions within examples or a window.
     fn new(queries: &CubeTensor, positions: Option<CubeTensor>, options: &'a GroupedOptions) -> Self {
         let [batch, tokens, width] = dims(queries);
-        assert!(
-            options.causal || positions.is_none() && options.window == tokens,
-            "GPUs compute attention in both directions only between all tokens of a row: train this model on CPUs"
-        );
         let shared = options.heads / options.key_heads;
-        let size = (SCORES / tokens.pow(2) / shared).max(1) * shared;
         let positions = positions.map(whole_ids);
-        Self { batch, tokens, head_width: width / options.heads, options, positions, shared, size }
+        Self { batch, tokens, head_width: width / options.heads, options, positions, shared }
     }
 
-    /// Ranges of `batch * heads` that are computed at the same time.
-    fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (all, size) = (self.batch * self.options.heads, self.size);
-        (0..all).step_by(size).map(move |first| first..all.min(first + size))
+    /// What is computed at the same time: tokens, and ranges of `batch * heads` with whole groups of heads that share keys.
+    fn groups(&self) -> impl Iterator<Item = Group> + use<> {
+        let (all, shared) = (self.batch * self.options.heads, self.shared);
+        let spans = Span::all(self.positions.as_ref(), [self.batch, self.tokens]);
+        spans.into_iter().flat_map(move |span| {
+            let size = (SCORES / span.tokens.pow(2) / shared).max(1) * shared;
+            (0..all).step_by(size).map(move |first| Group { span, heads: first..all.min(first + size) })
+        })
     }
 
-    fn layout(&self, group: &Range<usize>, shared: usize) -> kernels::LayoutLaunch {
-        let Self { tokens, head_width, options, .. } = self;
-        kernels::LayoutLaunch::new(group.start, options.heads, *tokens, *head_width, 1, shared)
+    fn layout(&self, group: &Group, shared: usize) -> kernels::LayoutLaunch {
+        let Self { head_width, options, .. } = self;
+        kernels::LayoutLaunch::new(group.launch(), options.heads, *head_width, 1, shared)
     }
 
     /// Copies the heads of a group out of the matrix of all heads; `shared` of them use one: `[heads, tokens, head
     /// width]`.
-    fn split(&self, all: &CubeTensor, group: &Range<usize>, shared: usize) -> CubeTensor {
-        let (out, run) =
-            (floats(all, [group.len(), self.tokens, self.head_width]), kernels::run(self.head_width));
+    fn split(&self, all: &CubeTensor, group: &Group, shared: usize) -> CubeTensor {
+        let (out, run) = (
+            floats(all, [group.heads.len(), group.span.tokens, self.head_width]),
+            kernels::run(self.head_width),
+        );
         let (cubes, layout) = (elements(&out, out.meta.num_elements() / run), self.layout(group, shared));
         let (client, all, float) = (&out.client, arg(all), float(all));
         kernels::split_heads::launch(client, cubes, units(), all, arg(&out), layout, 0, run, float);
@@ -72,14 +86,14 @@ impl<'a> Heads<'a> {
     }
 
     /// Queries, keys and values of a group.
-    fn inputs(&self, inputs: &[CubeTensor; 3], group: &Range<usize>) -> [CubeTensor; 3] {
+    fn inputs(&self, inputs: &[CubeTensor; 3], group: &Group) -> [CubeTensor; 3] {
         let [queries, keys, values] = inputs;
         let shared = |all| self.split(all, group, self.shared);
         [self.split(queries, group, 1), shared(keys), shared(values)]
     }
 
     /// Writes a group's heads to the matrix of all heads.
-    fn merge(&self, heads: CubeTensor, all: &CubeTensor, group: &Range<usize>) {
+    fn merge(&self, heads: CubeTensor, all: &CubeTensor, group: &Group) {
         let run = kernels::run(self.head_width);
         let (cubes, layout) = (elements(&heads, heads.meta.num_elements() / run), self.layout(group, 1));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
@@ -87,39 +101,32 @@ impl<'a> Heads<'a> {
     }
 
     /// Writes the sums of heads that share one to the matrix of all heads.
-    fn merge_shared(&self, heads: CubeTensor, all: &CubeTensor, group: &Range<usize>) {
+    fn merge_shared(&self, heads: CubeTensor, all: &CubeTensor, group: &Group) {
         let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, self.shared));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
         kernels::merge_shared_heads::launch(client, cubes, units(), heads, arg(all), layout, float);
     }
 
-    fn hide_other_examples(&self, scores: &CubeTensor, group: &Range<usize>) {
+    fn hide_other_examples(&self, scores: &CubeTensor, group: &Group) {
         let GroupedOptions { heads, scale, .. } = *self.options;
-        hide_other_examples(scores, self.positions.as_ref(), heads, group.start, scale);
+        hide_other_examples(scores, self.positions.as_ref(), group.launch(), heads, scale);
     }
 
     /// Computes the output of a group.
-    fn forward(
-        &self,
-        inputs: &[CubeTensor; 3],
-        output: &CubeTensor,
-        statistics: &CubeTensor,
-        group: Range<usize>,
-    ) {
-        let [queries, keys, values] = self.inputs(inputs, &group);
+    fn forward(&self, inputs: &[CubeTensor; 3], output: &CubeTensor, statistics: &CubeTensor, group: &Group) {
+        let [queries, keys, values] = self.inputs(inputs, group);
         let scores = product(queries, transposed(keys), DType::F32);
-        self.hide_other_examples(&scores, &group);
+        self.hide_other_examples(&scores, group);
         let (weights, room) = made_of(&scores, 0, output.dtype);
         kernels::attention_weights::launch(
             &scores.client,
-            rows(&scores, group.len() * self.tokens),
+            rows(&scores, group.rows()),
             units(),
             arg(&scores),
             room,
             arg(statistics),
-            self.tokens,
+            group.launch(),
             self.options.window,
-            group.start,
             self.options.scale,
             draws(self.options.mask),
             self.options.causal,
@@ -127,7 +134,7 @@ impl<'a> Heads<'a> {
             float(output),
         );
         drop(scores);
-        self.merge(product(weights, values, output.dtype), output, &group);
+        self.merge(product(weights, values, output.dtype), output, group);
     }
 
     /// Computes the gradients of a group's queries, keys and values.
@@ -137,28 +144,27 @@ impl<'a> Heads<'a> {
         statistics: &CubeTensor,
         d_output: &CubeTensor,
         [d_queries, d_keys, d_values]: [&CubeTensor; 3],
-        group: Range<usize>,
+        group: &Group,
     ) {
-        let [queries, keys, values] = self.inputs(inputs, &group);
-        let d_output = self.split(d_output, &group, 1);
+        let [queries, keys, values] = self.inputs(inputs, group);
+        let d_output = self.split(d_output, group, 1);
         let dtype = queries.dtype;
         let scores = product(queries.clone(), transposed(keys.clone()), DType::F32);
-        self.hide_other_examples(&scores, &group);
+        self.hide_other_examples(&scores, group);
         let gradients = product(d_output.clone(), transposed(values), DType::F32);
         let (weights, weights_room) = made_of(&scores, 0, dtype);
         let (d_scores, d_scores_room) = made_of(&gradients, 1, dtype);
         kernels::attention_weights_backward::launch(
             &scores.client,
-            rows(&scores, group.len() * self.tokens),
+            rows(&scores, group.rows()),
             units(),
             arg(&scores),
             arg(&gradients),
             weights_room,
             d_scores_room,
             arg(statistics),
-            self.tokens,
+            group.launch(),
             self.options.window,
-            group.start,
             self.options.scale,
             draws(self.options.mask),
             self.options.causal,
@@ -166,9 +172,9 @@ impl<'a> Heads<'a> {
             float(&queries),
         );
         drop((scores, gradients));
-        self.merge(product(d_scores.clone(), keys, dtype), d_queries, &group);
-        self.merge_shared(product(transposed(d_scores), queries, dtype), d_keys, &group);
-        self.merge_shared(product(transposed(weights), d_output, dtype), d_values, &group);
+        self.merge(product(d_scores.clone(), keys, dtype), d_queries, group);
+        self.merge_shared(product(transposed(d_scores), queries, dtype), d_keys, group);
+        self.merge_shared(product(transposed(weights), d_output, dtype), d_values, group);
     }
 
     /// The angles of all positions, or of each token of the batch if rows hold several examples, and their number; on
@@ -243,7 +249,7 @@ impl GroupedKernels for Cube {
         let statistics = wide(&output, [heads.batch, options.heads, heads.tokens, STATISTICS]);
         let inputs = heads.turned_inputs(inputs);
         for group in heads.groups() {
-            heads.forward(&inputs, &output, &statistics, group);
+            heads.forward(&inputs, &output, &statistics, &group);
         }
         (output, statistics)
     }
@@ -263,7 +269,7 @@ impl GroupedKernels for Cube {
         let inputs = heads.turned_inputs([queries, keys, values]);
         for group in heads.groups() {
             let gradients = [&d_queries, &d_keys, &d_values];
-            heads.backward(&inputs, &saved.statistics, &gradient, gradients, group);
+            heads.backward(&inputs, &saved.statistics, &gradient, gradients, &group);
         }
         let (all, shared) = (options.heads, options.key_heads);
         [heads.turned(d_queries, all, -1.0), heads.turned(d_keys, shared, -1.0), d_values]

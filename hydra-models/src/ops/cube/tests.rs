@@ -9,7 +9,7 @@ use crate::{cnn, mlp};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Int, Tensor, TensorData};
 use half::f16;
 use hydra_core::cube::CubeAdapter;
-use hydra_core::{Activation, Batch, Chain, Dataset, HostActivation, HostTensor, Key, Pass};
+use hydra_core::{Activation, Batch, Chain, Dataset, HostActivation, HostTensor, Key, Pass, nf4};
 
 /// The device; prints the reason if there is none.
 pub(super) fn device() -> Option<Device> {
@@ -262,6 +262,7 @@ fn grouped_attention_equals_that_of_the_cpu() {
             (6, 3, true, Some(20), 0.25),
             (3, 1, true, Some(400), 0.1),
             (4, 2, false, None, 0.1),
+            (4, 2, false, Some(20), 0.1),
         ] {
             let op = |on: On<'_>| {
                 let rotary = Some(Rotary::new(8, 50.0, RotaryScaling::Default));
@@ -354,6 +355,28 @@ fn linear_equals_that_of_the_cpu() {
 }
 
 #[test]
+fn linear_of_a_quantized_weight_equals_that_of_the_cpu() {
+    // The last block of the second weight is not full.
+    for (batch, tokens, inputs, outputs) in [(2, 3, 64, 32), (1, 5, 37, 11), (2, 40, 128, 130)] {
+        let op = |on: On<'_>| {
+            let mut blocks = vec![0; nf4::bytes_of(0..inputs * outputs).len()];
+            nf4::quantize(&numbers(3, inputs * outputs, 1.0), &mut blocks);
+            let words: Vec<f32> = bytemuck::pod_collect_to_vec(&blocks);
+            let words = TensorData::new(words, nf4::shape(inputs * outputs));
+            let words = || Tensor::from_data(words.clone(), (&on.device.clone().autodiff(), DType::F32));
+            let (x, bias) = (on.leaf(1, [batch, tokens, inputs], 1.0), on.leaf(2, [outputs], 1.0));
+            let residual = on.leaf(4, [batch, tokens, outputs], 1.0);
+            let shape = [outputs, inputs];
+            let y = ops::linear_nf4(x.clone(), words(), shape, Some(bias.clone()));
+            let y = ops::linear_nf4_onto(residual.clone() + y, x.clone(), words(), shape, None);
+            pulled(on, y, vec![Leaf::Three(x), Leaf::One(bias), Leaf::Three(residual)])
+        };
+        assert_equal("quantized linear", 5e-6, op);
+        assert_halves("quantized linear in halves", ROUNDED_TWICE, op);
+    }
+}
+
+#[test]
 fn attention_equals_that_of_the_cpu() {
     for (batch, tokens) in [(1, 1), (2, 2), (1, 31), (2, 33), (1, 300)] {
         for (heads, head_width, scale, dropout) in [(1, 1, 1.0, 0.0), (3, 5, -0.75, 0.25), (2, 16, 0.25, 0.1)]
@@ -372,13 +395,18 @@ fn attention_equals_that_of_the_cpu() {
 
 /// Each token's position if rows of `tokens` tokens hold examples of 7, or of 40.
 fn positions(on: On<'_>, [batch, tokens]: [usize; 2]) -> Tensor<2, Int> {
-    let place = |i: usize| (i % tokens % if (i / tokens).is_multiple_of(2) { 7 } else { 40 }) as i32;
-    on.ids((0..batch * tokens).map(place).collect(), [batch, tokens])
+    let row = |row: usize| {
+        let lengths: &[i32] = if row.is_multiple_of(2) { &[7, 2, 3, 40, 1] } else { &[40] };
+        lengths.iter().flat_map(|length| 0..*length).cycle().take(tokens)
+    };
+    on.ids((0..batch).flat_map(row).collect(), [batch, tokens])
 }
 
 #[test]
 fn attention_within_examples_equals_that_of_the_cpu() {
-    for (batch, tokens, scale, dropout) in [(2, 2, 1.0, 0.0), (2, 33, -0.75, 0.25), (3, 130, 0.25, 0.1)] {
+    for (batch, tokens, scale, dropout) in
+        [(2, 2, 1.0, 0.0), (2, 33, -0.75, 0.25), (3, 130, 0.25, 0.1), (1, 5, 0.5, 0.2), (1, 95, 0.25, 0.1)]
+    {
         let op = |on: On<'_>| {
             let qkv = on.leaf(1, [batch, tokens, 3 * 3 * 8], 1.0);
             let options = Attention { heads: 3, scale, dropout, site: 7 };
@@ -388,25 +416,27 @@ fn attention_within_examples_equals_that_of_the_cpu() {
         };
         assert_equal("attention within examples", 5e-6, op);
         let rotary = Some(Rotary::new(8, 50.0, RotaryScaling::Default));
-        let attention = GroupedAttention {
-            heads: 6,
-            key_heads: 2,
-            scale,
-            causal: true,
-            window: Some(20),
-            rotary,
-            dropout,
-            site: 7,
-        };
-        let op = |on: On<'_>| {
-            let queries = on.leaf(1, [batch, tokens, 6 * 8], 1.0);
-            let [keys, values] = [2, 3].map(|seed| on.leaf(seed, [batch, tokens, 2 * 8], 1.0));
-            let inputs = [&queries, &keys, &values].map(|x| Leaf::Three(x.clone()));
-            let at = positions(on, [batch, tokens]);
-            let y = ops::grouped_attention_within(queries, keys, values, at, &attention, &pass());
-            pulled(on, y, inputs.into())
-        };
-        assert_equal("grouped attention within examples", 5e-6, op);
+        for (causal, window) in [(true, Some(20)), (false, None), (false, Some(5))] {
+            let attention = GroupedAttention {
+                heads: 6,
+                key_heads: 2,
+                scale,
+                causal,
+                window,
+                rotary: rotary.clone(),
+                dropout,
+                site: 7,
+            };
+            let op = |on: On<'_>| {
+                let queries = on.leaf(1, [batch, tokens, 6 * 8], 1.0);
+                let [keys, values] = [2, 3].map(|seed| on.leaf(seed, [batch, tokens, 2 * 8], 1.0));
+                let inputs = [&queries, &keys, &values].map(|x| Leaf::Three(x.clone()));
+                let at = positions(on, [batch, tokens]);
+                let y = ops::grouped_attention_within(queries, keys, values, at, &attention, &pass());
+                pulled(on, y, inputs.into())
+            };
+            assert_equal("grouped attention within examples", 5e-6, op);
+        }
     }
 }
 
@@ -446,7 +476,30 @@ fn the_head_equals_that_of_the_cpu() {
             };
             assert_equal("head", 2e-6, op);
             assert_halves("head in halves", ROUNDED_TWICE, op);
+            let op = |on: On<'_>| {
+                let (hidden, table) =
+                    (on.leaf(1, [positions, width], 2.0), on.leaf(2, [vocabulary, width], 1.0));
+                let targets = on.ids(targets(positions, vocabulary), [positions]);
+                let losses = ops::token_losses(hidden.clone(), table.clone(), targets, chunk_rows, &pass());
+                assert_eq!(losses.dtype(), DType::F32);
+                pulled(On { stored: DType::F32, ..on }, losses, vec![Leaf::Two(hidden), Leaf::Two(table)])
+            };
+            assert_equal("losses of tokens", 2e-6, op);
+            assert_halves("losses of tokens in halves", ROUNDED_TWICE, op);
         }
+    }
+}
+
+#[test]
+fn sums_of_segments_equal_those_of_the_cpu() {
+    for (positions, count) in [(1, 1), (7, 4), (600, 3), (1000, 300)] {
+        assert_equal("sums of segments", 1e-6, |on| {
+            let values = on.leaf(1, [positions], 1.0);
+            // Some values belong to no segment, and some segments have no value.
+            let segment = |i: usize| (Key::new(5).bits(i as u64) % (count as u64 + 1)) as i32 - 1;
+            let segments = on.ids((0..positions).map(segment).collect(), [positions]);
+            pulled(on, ops::segment_sums(values.clone(), segments, count), vec![Leaf::One(values)])
+        });
     }
 }
 
@@ -464,6 +517,15 @@ fn what_names_nothing_makes_no_number() {
     };
     assert!(loss(vec![1, 5, 2]).is_nan() && loss(vec![IGNORED; 3]).is_nan());
     assert!(loss(vec![1, IGNORED, 2]).is_finite());
+    let losses = |targets: Vec<i32>| {
+        let targets = on.ids(targets, [3]);
+        values(&ops::token_losses(on.normal(3, [3, 4], 1.0), table(), targets, 2, &pass()))
+    };
+    let [known, unknown] = [losses(vec![1, IGNORED, 2]), losses(vec![1, IGNORED, 5])];
+    assert!(known[0] > 0.0 && known[1] == 0.0 && known[2].is_finite());
+    assert!(unknown[..2] == known[..2] && unknown[2].is_nan());
+    let sums = ops::segment_sums(on.normal(4, [3], 1.0), on.ids(vec![0, 2, 1], [3]), 2);
+    assert!(values(&sums).iter().all(|sum| sum.is_nan()));
 }
 
 /// Asserts that loss and gradients of a chain on the device equal those on the CPU.

@@ -8,12 +8,21 @@ use super::sums::{max_units, sum_units};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-/// The layout of a matrix `[batch, tokens, parts, heads, head width]` of `parts` times all heads.
+/// The heads of a group from `first_head` on, and the tokens whose scores are computed: `tokens` of each row of
+/// `row_tokens`, from `first_token` on.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Span {
+    first_head: usize,
+    tokens: usize,
+    first_token: usize,
+    row_tokens: usize,
+}
+
+/// The layout of a matrix `[batch, row tokens, parts, heads, head width]` of `parts` times all heads.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Layout {
-    first_head: usize,
+    span: Span,
     heads: usize,
-    tokens: usize,
     head_width: usize,
     parts: usize,
     /// Heads of a group that share one head of the matrix; one if each has its own.
@@ -25,10 +34,10 @@ pub(crate) struct Layout {
 fn whole(layout: &Layout, part: usize, at: usize) -> usize {
     let column = at % layout.head_width;
     let row = at / layout.head_width;
-    let token = row % layout.tokens;
-    let number = layout.first_head + row / layout.tokens;
+    let token = layout.span.first_token + row % layout.span.tokens;
+    let number = layout.span.first_head + row / layout.span.tokens;
     let (sequence, head) = (number / layout.heads, number % layout.heads);
-    let vector = (sequence * layout.tokens + token) * layout.parts + part;
+    let vector = (sequence * layout.span.row_tokens + token) * layout.parts + part;
     (vector * (layout.heads / layout.shared) + head / layout.shared) * layout.head_width + column
 }
 
@@ -91,7 +100,7 @@ pub(crate) fn merge_shared_heads<E: Float>(
     #[define(E)] _float: ElemType,
 ) {
     if ABSOLUTE_POS < group.len() / layout.shared {
-        let size = layout.tokens * layout.head_width;
+        let size = layout.span.tokens * layout.head_width;
         let (head, place) = (ABSOLUTE_POS / size, ABSOLUTE_POS % size);
         let first = head * layout.shared * size + place;
         let mut sum = 0.0f32;
@@ -127,23 +136,25 @@ pub(crate) fn turn_heads<E: Float>(
     }
 }
 
-/// Writes `hidden` over the scores `[heads, query, key]` of a group whose keys precede the query's example; `positions`
-/// are those of the tokens `[batch, tokens]`. One unit per score.
+/// Writes `hidden` over the scores `[heads, query, key]` of a group whose keys are not of the query's example; `positions`
+/// are those of the tokens `[batch, row tokens]`. One unit per score.
 #[cube(launch)]
 pub(crate) fn hide_other_examples(
     scores: &mut [f32],
     positions: &[i32],
+    span: Span,
     heads: usize,
-    tokens: usize,
-    first_head: usize,
     hidden: f32,
 ) {
     if ABSOLUTE_POS < scores.len() {
-        let (row, key) = (ABSOLUTE_POS / tokens, ABSOLUTE_POS % tokens);
-        let query = row % tokens;
-        let sequence = (first_head + row / tokens) / heads;
-        let position = positions[sequence * tokens + query] as usize;
-        if key + position < query {
+        let (row, key) = (ABSOLUTE_POS / span.tokens, ABSOLUTE_POS % span.tokens);
+        let query = row % span.tokens;
+        let sequence = (span.first_head + row / span.tokens) / heads;
+        let first = sequence * span.row_tokens + span.first_token;
+        // Tokens of one example have the same distance from their positions.
+        let position = positions[first + query] as usize;
+        let other = positions[first + key] as usize;
+        if key + position != query + other {
             scores[ABSOLUTE_POS] = hidden;
         }
     }
@@ -153,11 +164,14 @@ pub(crate) fn hide_other_examples(
 #[cube]
 fn keys_seen(query: usize, tokens: usize, window: usize, #[comptime] causal: bool) -> (usize, usize) {
     let mut first = 0usize;
-    let mut end = tokens;
-    if causal {
-        end = query + 1;
-        if end > window {
-            first = end - window;
+    let mut end = query + 1;
+    if end > window {
+        first = end - window;
+    }
+    if !causal {
+        end = query + window;
+        if end > tokens {
+            end = tokens;
         }
     }
     (first, end)
@@ -171,22 +185,22 @@ pub(crate) fn attention_weights<E: Float>(
     scores: &[f32],
     weights: &mut [E],
     statistics: &mut [f32],
-    tokens: usize,
+    span: Span,
     window: usize,
-    first_head: usize,
     scale: f32,
     draws: Draws,
     #[comptime] causal: bool,
     #[comptime] drops: bool,
     #[define(E)] _float: ElemType,
 ) {
+    let tokens = span.tokens;
     let start = CUBE_POS * tokens;
     if start >= scores.len() {
         terminate!();
     }
     let query = CUBE_POS % tokens;
     let (seen, end) = keys_seen(query, tokens, window, causal);
-    let row = first_head * tokens + CUBE_POS;
+    let row = (span.first_head + CUBE_POS / tokens) * span.row_tokens + span.first_token + query;
     let mut largest = scores[start + query] * scale;
     let mut key = seen + UNIT_POS as usize;
     while key < end {
@@ -204,14 +218,14 @@ pub(crate) fn attention_weights<E: Float>(
         key += UNITS;
     }
     let inverse = 1.0f32 / sum_units(sum);
-    let first = widened(row as u32, tokens as u32);
+    let first = widened(row as u32, span.row_tokens as u32);
     let mut key = UNIT_POS as usize;
     while key < tokens {
         let mut weight = 0.0f32;
         if key < end && key >= seen {
             weight = f32::exp(scores[start + key] * scale - largest) * inverse;
             if drops {
-                weight *= factor_at(&draws, &first, key as u32);
+                weight *= factor_at(&draws, &first, (span.first_token + key) as u32);
             }
         }
         weights[start + key] = E::cast_from(weight);
@@ -232,31 +246,31 @@ pub(crate) fn attention_weights_backward<E: Float>(
     weights: &mut [E],
     d_scores: &mut [E],
     statistics: &[f32],
-    tokens: usize,
+    span: Span,
     window: usize,
-    first_head: usize,
     scale: f32,
     draws: Draws,
     #[comptime] causal: bool,
     #[comptime] drops: bool,
     #[define(E)] _float: ElemType,
 ) {
+    let tokens = span.tokens;
     let start = CUBE_POS * tokens;
     if start >= scores.len() {
         terminate!();
     }
     let query = CUBE_POS % tokens;
     let (seen, end) = keys_seen(query, tokens, window, causal);
-    let row = first_head * tokens + CUBE_POS;
+    let row = (span.first_head + CUBE_POS / tokens) * span.row_tokens + span.first_token + query;
     let (largest, inverse) = (statistics[row * 2], statistics[row * 2 + 1]);
-    let first = widened(row as u32, tokens as u32);
+    let first = widened(row as u32, span.row_tokens as u32);
     let mut mean = 0.0f32;
     let mut key = seen + UNIT_POS as usize;
     while key < end {
         let weight = f32::exp(scores[start + key] * scale - largest) * inverse;
         let mut gradient = gradients[start + key];
         if drops {
-            gradient *= factor_at(&draws, &first, key as u32);
+            gradient *= factor_at(&draws, &first, (span.first_token + key) as u32);
         }
         mean += weight * gradient;
         key += UNITS;
@@ -270,7 +284,7 @@ pub(crate) fn attention_weights_backward<E: Float>(
             weight = f32::exp(scores[start + key] * scale - largest) * inverse;
             let mut factor = 1.0f32;
             if drops {
-                factor = factor_at(&draws, &first, key as u32);
+                factor = factor_at(&draws, &first, (span.first_token + key) as u32);
             }
             gradient = weight * (gradients[start + key] * factor - mean) * scale;
             weight *= factor;
