@@ -246,12 +246,34 @@ impl Demand<'_> {
 /// The error for the first task that does not fit with the smallest possible buffer, which leaves every task
 /// the most memory.
 pub fn choose_reserve(tasks: &[Demand<'_>], budget: u64) -> Result<u64, PartitionError> {
-    let mut least = 0;
-    for task in tasks {
-        least = least.max(task.least_reserve()?);
-    }
+    best_reserve(tasks, budget, least_reserve(tasks)?, u64::MAX)
+}
+
+/// Returns the size in bytes of a double buffer that is at most `reserve`, the one that [`choose_reserve`] returned: that
+/// of the `depth`-th part of the largest task of several shards, or of the largest layer or task of one shard.
+///
+/// A device that computes on one shard while copies and the host work on others waits for the first and the last of
+/// them in every pass. The more shards there are, the shorter is this wait. Tasks of one shard stay so.
+pub fn pipelined_reserve(tasks: &[Demand<'_>], budget: u64, reserve: u64, depth: usize) -> u64 {
+    let params = |task: &Demand<'_>| task.profile.shard_memory(0..task.profile.len()).param_bytes;
+    let is_one_shard = |task: &&Demand<'_>| task.shards(budget, reserve).is_ok_and(|shards| shards == 1);
+    let (whole, cut): (Vec<&Demand<'_>>, Vec<&Demand<'_>>) = tasks.iter().partition(is_one_shard);
+    let least = whole.into_iter().map(params).chain(least_reserve(tasks)).max().unwrap_or(reserve);
+    let share = |task| params(task).div_ceil(depth.max(1) as u64);
+    let most = cut.into_iter().map(share).max().unwrap_or(0).min(reserve);
+    best_reserve(tasks, budget, least, most).unwrap_or(reserve)
+}
+
+/// The smallest double buffer that all tasks can use.
+fn least_reserve(tasks: &[Demand<'_>]) -> Result<u64, PartitionError> {
+    tasks.iter().try_fold(0, |least, task| Ok(task.least_reserve()?.max(least)))
+}
+
+/// The smallest double buffer of `least` bytes, or of more and at most `most`, with the minimum total number of shards.
+fn best_reserve(tasks: &[Demand<'_>], budget: u64, least: u64, most: u64) -> Result<u64, PartitionError> {
     let mut best = (total(tasks, budget, least)?, least);
-    let ranges: BTreeSet<u64> = tasks.iter().flat_map(Demand::range_params).filter(|r| *r > least).collect();
+    let between = |reserve: &u64| *reserve > least && *reserve <= most;
+    let ranges: BTreeSet<u64> = tasks.iter().flat_map(Demand::range_params).filter(between).collect();
     for reserve in thin_out(ranges.into_iter().collect()) {
         if let Ok(shards) = total(tasks, budget, reserve) {
             best = best.min((shards, reserve));
@@ -460,6 +482,33 @@ mod tests {
         let tight = min_device_memory_bytes(&large);
         assert_eq!(choose_reserve(&[(&small).into(), (&large).into()], tight).unwrap(), 5000);
         assert_eq!(choose_reserve(&[], 1).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_pipeline_has_shards_of_a_share_of_the_parameters() {
+        let model = profile_of(&[[1000, 10, 10, 10, 10]; 12], None, true);
+        let shards = |budget: u64, depth: usize| {
+            let tasks = [Demand::from(&model)];
+            let reserve = pipelined_reserve(&tasks, budget, choose_reserve(&tasks, budget).unwrap(), depth);
+            cut(&model, &Rules::new(budget, reserve, true)).unwrap().len()
+        };
+        let single = single_shard_bytes(&model);
+        let spilled = |depth: usize| shards(single - 1, depth);
+        assert_eq!([1, 2, 3, 4, 5, 12, 99].map(spilled), [2, 2, 3, 4, 6, 12, 12]);
+        assert_eq!([shards(single, 4), shards(min_device_memory_bytes(&model), 4)], [1, 12]);
+    }
+
+    #[test]
+    fn a_pipeline_cuts_no_task_of_one_shard() {
+        let small = profile_of(&[[100_000, 10, 10, 10, 10]; 4], None, true);
+        let large = profile_of(&[[100_000, 10, 10, 10, 10]; 40], None, true);
+        let tasks = [Demand::from(&small), Demand::from(&large)];
+        let budget = single_shard_bytes(&large) / 2;
+        let reserve = choose_reserve(&tasks, budget).unwrap();
+        let pipelined = pipelined_reserve(&tasks, budget, reserve, 20);
+        assert!(pipelined < reserve);
+        let shards = |profile: &Profile| cut(profile, &Rules::new(budget, pipelined, true)).unwrap().len();
+        assert_eq!([shards(&small), shards(&large)], [1, 10]);
     }
 
     #[test]

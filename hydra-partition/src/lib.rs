@@ -6,7 +6,8 @@
 //!
 //! 1. [`PilotPartitioner::measure`] runs a real microbatch layer by layer on a device, forward and backward,
 //!    through the functions that training uses, and returns a [`Profile`] of [`LayerCost`]s.
-//! 2. [`choose_reserve`] sizes the double buffer that all tasks of a device share.
+//! 2. [`choose_reserve`] sizes the double buffer that all tasks of a device share; with [`pipelined_reserve`] a model is
+//!    cut into more shards than its size requires.
 //! 3. [`PilotPartitioner::plan`] cuts greedily under the [`Rules`], or checks user-specified cuts.
 //! 4. [`PilotPartitioner::verify`] runs every shard, and moves a layer to the next shard if one does not fit.
 //!
@@ -66,7 +67,8 @@ mod toy;
 
 pub use cost::{LayerCost, Profile, ShardMemory, TiedBuffer};
 pub use cut::{
-    Demand, Rules, check_cuts, choose_reserve, cut, margin, min_device_memory_bytes, single_shard_bytes,
+    Demand, Rules, check_cuts, choose_reserve, cut, margin, min_device_memory_bytes, pipelined_reserve,
+    single_shard_bytes,
 };
 pub use error::PartitionError;
 pub use fingerprint::Fingerprint;

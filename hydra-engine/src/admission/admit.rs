@@ -178,6 +178,7 @@ pub(crate) fn admit(
         shapes,
         devices,
         memory,
+        depth: device.spec.kind.pipeline_depth(),
         microbatch_groups: &microbatch_groups,
         host: &host,
         pilot: &pilot,

@@ -5,7 +5,9 @@ use super::skipped::SkippedTasks;
 use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
-use hydra_partition::{Demand, PartitionError, PartitionPlan, Profile, Rules, choose_reserve};
+use hydra_partition::{
+    Demand, PartitionError, PartitionPlan, Profile, Rules, choose_reserve, pipelined_reserve,
+};
 use hydra_spill::ParamBufferId;
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,44 +44,46 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The limits of tasks on devices of at least `budget` bytes. A task that does not fit is refused by name, or
-    /// skipped; of two tasks that do not fit together the later one is.
+    /// The limits of tasks on devices of at least `budget` bytes, which pipeline `depth` shards. A task that does not fit
+    /// is refused by name, or skipped; of two tasks that do not fit together the later one is.
     pub(super) fn for_those_that_fit<'a>(
         tasks: Vec<MeasuredTask<'a>>,
-        budget: u64,
+        (budget, depth): (u64, usize),
         skipped_tasks: &mut SkippedTasks,
     ) -> Result<(Vec<MeasuredTask<'a>>, Self), EngineError> {
-        if !skipped_tasks.allowed || Self::of(&tasks, budget).is_ok() {
-            let limits = Self::of(&tasks, budget)?;
+        if !skipped_tasks.allowed || Self::of(&tasks, budget, depth).is_ok() {
+            let limits = Self::of(&tasks, budget, depth)?;
             return Ok((tasks, limits));
         }
         let mut fitting: Vec<MeasuredTask<'a>> = Vec::new();
         for measured in tasks {
             let task = measured.task;
             fitting.push(measured);
-            if let Err(error) = Self::of(&fitting, budget) {
+            if let Err(error) = Self::of(&fitting, budget, depth) {
                 fitting.pop();
                 skipped_tasks.skip(task, error)?;
             }
         }
         skipped_tasks.check(&fitting)?;
-        let limits = Self::of(&fitting, budget)?;
+        let limits = Self::of(&fitting, budget, depth)?;
         Ok((fitting, limits))
     }
 
     /// The limits of tasks on devices of at least `budget` bytes; a task that does not fit is refused by name.
-    fn of(tasks: &[MeasuredTask<'_>], budget: u64) -> Result<Self, EngineError> {
+    fn of(tasks: &[MeasuredTask<'_>], budget: u64, depth: usize) -> Result<Self, EngineError> {
         let demands =
             |sums: bool| -> Vec<Demand<'_>> { tasks.iter().map(|task| task.demand(sums)).collect() };
-        if let Ok(reserve) = choose_reserve(&demands(true), budget) {
-            return Ok(Self { budget, reserve, sums: true });
+        let pipelined = |demands: &[Demand<'_>], reserve| pipelined_reserve(demands, budget, reserve, depth);
+        let with_sums = demands(true);
+        if let Ok(reserve) = choose_reserve(&with_sums, budget) {
+            return Ok(Self { budget, reserve: pipelined(&with_sums, reserve), sums: true });
         }
         let demands = demands(false);
         let reserve = choose_reserve(&demands, budget).map_err(|error| {
             let alone = demands.iter().position(|demand| choose_reserve(&[*demand], budget).is_err());
             refused(&tasks[alone.unwrap_or(0)].task.name)(error.into())
         })?;
-        Ok(Self { budget, reserve, sums: false })
+        Ok(Self { budget, reserve: pipelined(&demands, reserve), sums: false })
     }
 }
 

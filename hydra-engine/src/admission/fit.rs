@@ -20,6 +20,8 @@ pub(super) struct Fitting<'f> {
     pub devices: &'f [LogicalDevice],
     /// Bytes of the smallest device.
     pub memory: u64,
+    /// The shards that the devices pipeline.
+    pub depth: usize,
     pub microbatch_groups: &'f GroupDevices,
     pub host: &'f HostMemory<'f>,
     pub pilot: &'f Pilot<'f>,
@@ -67,9 +69,9 @@ impl Fitting<'_> {
     }
 
     fn fit<'a>(&self, measured: Vec<MeasuredTask<'a>>) -> Result<Fit<'a>, EngineError> {
-        let Self { shapes, devices, memory, microbatch_groups, host, pilot, settings } = *self;
+        let Self { shapes, devices, memory, depth, microbatch_groups, host, pilot, settings } = *self;
         let mut skipped_tasks = SkippedTasks::new(settings.leave_out);
-        let (measured, limits) = Limits::for_those_that_fit(measured, memory, &mut skipped_tasks)?;
+        let (measured, limits) = Limits::for_those_that_fit(measured, (memory, depth), &mut skipped_tasks)?;
         let mut cut = cut(measured, &limits, pilot, &mut skipped_tasks)?;
         // Shapes were measured after the tasks, so they come last.
         let is_shape = |cut: &CutTask<'_>| shapes.iter().any(|shape| std::ptr::eq(shape, cut.task));

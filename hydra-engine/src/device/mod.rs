@@ -58,6 +58,18 @@ pub enum DeviceKind {
     },
 }
 
+impl DeviceKind {
+    /// The shards that a model larger than the device is cut into, or more: a GPU computes on one while its copies and the
+    /// host optimizer work on others. On a CPU these share the cores with computation, and the fewest shards recompute
+    /// the least.
+    pub(crate) fn pipeline_depth(self) -> usize {
+        match self {
+            Self::Cpu => 1,
+            Self::Cuda { .. } | Self::Wgpu { .. } => 16,
+        }
+    }
+}
+
 /// The description of a logical device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSpec {
