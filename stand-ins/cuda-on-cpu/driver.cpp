@@ -284,6 +284,28 @@ Result unlock(void *address) {
     return Success;
 }
 
+// Memory of the caller's: a copy that it did not wait for reads or overwrites what it left there.
+Result lock_given(void *address, size_t bytes) {
+    const Lock lock(driving);
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+    const auto after = locked.lower_bound(at + bytes);
+    if (after != locked.begin() && std::prev(after)->first + std::prev(after)->second > at)
+        return refuse(InvalidValue, "memory at %p is page-locked already", address);
+    locked[at] = bytes;
+    return Success;
+}
+
+Result unlock_given(void *address) {
+    const Lock lock(driving);
+    const auto found = locked.find(reinterpret_cast<uintptr_t>(address));
+    if (found == locked.end())
+        return refuse(InvalidValue, "nothing is page-locked at %p, which is to be unregistered", address);
+    forget(address, found->second);
+    wait_for_all();
+    locked.erase(found);
+    return Success;
+}
+
 bool is_locked(const void *address) {
     const Lock lock(driving);
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
@@ -703,6 +725,10 @@ Result cuMemAllocHost_v2(void **address, size_t bytes) { return page_locked(addr
 Result cuMemHostAlloc(void **address, size_t bytes, unsigned) { return page_locked(address, bytes); }
 
 Result cuMemFreeHost(void *address) { return unlock(address); }
+
+Result cuMemHostRegister_v2(void *address, size_t bytes, unsigned) { return lock_given(address, bytes); }
+
+Result cuMemHostUnregister(void *address) { return unlock_given(address); }
 
 Result cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t bytes, Stream *stream) {
     return enqueue({on_host(from, bytes), on_card(to, bytes), bytes, 1}, stream);

@@ -48,7 +48,7 @@ pub struct DeviceMemory {
 /// read and written until they are passed to [`unlock_pages`](Self::unlock_pages).
 pub unsafe trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Allocates page-locked host memory, aligned to the page size. Every card of the machine can copy from
-    /// it and to it. Its contents are not initialized.
+    /// it and to it. Its bytes are initialized, with any values.
     ///
     /// # Errors
     /// If the system refuses; [`DriverError`] as for all calls.

@@ -4,14 +4,30 @@
 //! allocated can be used in copies.
 
 use super::driver::{CopyStream, DeviceMemory, Driver, DriverError};
+use crate::alloc;
 use cudarc::driver::{CudaContext, result, sys};
+use memmap2::MmapMut;
+use std::collections::HashMap;
 use std::fmt;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Builder};
+
+/// The size of large pages.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// The size of other pages, at least.
+const SMALL_PAGE: usize = 4096;
+
+/// The bytes of new memory for which there is a thread, up to [`MOST_THREADS`] of them.
+const BYTES_PER_THREAD: usize = 16 << 20;
+const MOST_THREADS: usize = 8;
 
 /// The driver of one NVIDIA card.
 pub struct CudaDriver {
     context: Arc<CudaContext>,
+    /// The page-locked memory, by the address of its first byte.
+    locked: Mutex<HashMap<usize, MmapMut>>,
 }
 
 impl CudaDriver {
@@ -27,7 +43,11 @@ impl CudaDriver {
             return Err(DriverError::Missing { library: "libcuda.so" });
         }
         let context = CudaContext::new(ordinal).map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        Ok(Self { context })
+        Ok(Self { context, locked: Mutex::default() })
+    }
+
+    fn locked(&self) -> MutexGuard<'_, HashMap<usize, MmapMut>> {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The card's number.
@@ -62,25 +82,67 @@ fn bind(context: &CudaContext) -> Result<(), DriverError> {
     unsafe { result::ctx::set_current(context.cu_ctx()) }.map_err(failed("cuCtxSetCurrent"))
 }
 
-// SAFETY: `cuMemHostAlloc` returns exclusively owned memory until `cuMemFreeHost`.
+/// Returns new memory, of large pages if the system has them, that is in place, and the offset of its first
+/// byte. Several threads make the system supply it, which is most of the work of locking it.
+fn supplied(bytes: usize) -> std::io::Result<(MmapMut, usize)> {
+    let large = bytes >= LARGE_PAGE;
+    let len = if large { bytes.saturating_add(LARGE_PAGE) } else { bytes };
+    let mut memory = MmapMut::map_anon(len)?;
+    let start = if large { memory.as_ptr().align_offset(LARGE_PAGE) } else { 0 };
+    #[cfg(target_os = "linux")]
+    {
+        // A system without large pages supplies small ones.
+        let _ = if large { memory.advise_range(memmap2::Advice::HugePage, start, bytes) } else { Ok(()) };
+        // Pages that a child of this process shared would be copied when they are written, and no longer be those of
+        // the card.
+        let _ = memory.advise(memmap2::Advice::DontFork);
+    }
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let threads = bytes.div_ceil(BYTES_PER_THREAD).min(processors).min(MOST_THREADS);
+    let share = bytes.div_ceil(threads).next_multiple_of(LARGE_PAGE);
+    let supply = |part: &mut [u8]| part.iter_mut().step_by(SMALL_PAGE).for_each(|byte| *byte = 0);
+    thread::scope(|scope| {
+        let mut parts = memory[start..][..bytes].chunks_mut(share);
+        let own = parts.next();
+        // What no thread can be started for is supplied when it is registered.
+        parts.for_each(|part| drop(Builder::new().spawn_scoped(scope, move || supply(part))));
+        own.into_iter().for_each(supply);
+    });
+    Ok((memory, start))
+}
+
+// SAFETY: an anonymous map is exclusively owned memory of zeros; it is kept until it is unlocked.
 unsafe impl Driver for CudaDriver {
+    /// Registers memory that threads have put in place. `cuMemHostAlloc` takes five to eight times as long.
     fn lock_pages(&self, bytes: usize) -> Result<NonNull<u8>, DriverError> {
         bind(&self.context)?;
-        // SAFETY: the contents are unspecified for the caller; the flag makes it page-locked for every
-        // context.
-        let memory = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
-        let memory = memory.map_err(failed("cuMemHostAlloc"))?;
-        NonNull::new(memory.cast()).ok_or_else(|| DriverError::Call {
-            call: "cuMemHostAlloc",
-            code: "CUDA_SUCCESS".to_owned(),
-            meaning: format!("it returned no address for {bytes} bytes"),
-        })
+        let (mut memory, start) = supplied(bytes).map_err(|error| DriverError::Call {
+            call: "mmap",
+            code: error.kind().to_string(),
+            meaning: error.to_string(),
+        })?;
+        let first = NonNull::from(&mut memory[start..]).cast::<u8>();
+        // SAFETY: the map has this many bytes from there on, and lives until they are unregistered; the flag makes
+        // them page-locked for every context.
+        let registered = unsafe {
+            sys::cuMemHostRegister_v2(first.as_ptr().cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
+        };
+        registered.result().map_err(failed("cuMemHostRegister"))?;
+        // The list's own memory is charged to the host, as the pool's.
+        alloc::with_tag(None, || self.locked().insert(first.as_ptr().addr(), memory));
+        Ok(first)
     }
 
     unsafe fn unlock_pages(&self, memory: NonNull<u8>) -> Result<(), DriverError> {
         bind(&self.context)?;
         // SAFETY: the caller promises that the memory came from `lock_pages` and is no longer used.
-        unsafe { result::free_host(memory.as_ptr().cast()) }.map_err(failed("cuMemFreeHost"))
+        let unregistered = unsafe { sys::cuMemHostUnregister(memory.as_ptr().cast()) };
+        let map = self.locked().remove(&memory.as_ptr().addr());
+        unregistered.result().map_err(|error| {
+            // The card may still use it, so it is kept until the process ends.
+            std::mem::forget(map);
+            failed("cuMemHostUnregister")(error)
+        })
     }
 
     fn open_stream(&self, marks: usize) -> Result<Box<dyn CopyStream>, DriverError> {
@@ -249,7 +311,7 @@ mod tests {
         let Some(driver) = driver().map(Arc::new) else { return };
         let pool = PinnedPool::new(driver.clone(), Budget::new("page-locked memory", ByteSize::mib(16)));
         let dma = Dma::new("card 0", driver.as_ref(), pool, 64 << 10).unwrap();
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for thread in 0..4_u8 {
                 let (driver, dma) = (&driver, &dma);
                 scope.spawn(move || {
@@ -272,7 +334,7 @@ mod tests {
     fn what_the_driver_refuses_is_named() {
         let Some(driver) = driver() else { return };
         let error = driver.lock_pages(1 << 60).unwrap_err().to_string();
-        assert!(error.starts_with("cuMemHostAlloc failed with CUDA_ERROR_"), "{error}");
+        assert!(error.starts_with("mmap failed with out of memory"), "{error}");
         let missing = CudaDriver::new(4096).unwrap_err().to_string();
         assert!(missing.contains("CUDA_ERROR_INVALID_DEVICE"), "{missing}");
     }

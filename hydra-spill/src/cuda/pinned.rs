@@ -158,9 +158,6 @@ impl Shelf {
         let reservation = self.reserve(size, owner)?;
         // Locking is slow, and the channels query the locked ranges in the meantime.
         let memory = self.lock_pages(size, owner)?;
-        // SAFETY: this many bytes, which nothing else uses. They are written once, so that the buffer can be
-        // read as bytes.
-        unsafe { memory.write_bytes(0, size) };
         alloc::with_tag(None, || self.state().ranges.insert(memory.as_ptr().addr(), size));
         Ok(Block { memory, size, reservation: Some(reservation) })
     }
