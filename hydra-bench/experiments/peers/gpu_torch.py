@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch on one GPU: the baseline of Hydra's training steps. Needs only torch.
+"""PyTorch on one GPU: the baseline of Hydra's training steps. Needs only torch; `--configuration` also transformers.
 
   gpu_torch.py here                       the GPU's name, or an error if there is none (exit status 1)
   gpu_torch.py copies                     copies between page-locked memory and the GPU, in each direction and both concurrently
@@ -9,7 +9,8 @@
 Every command prints one line of JSON. `--mode plain` keeps everything on the GPU, `checkpointing` also recomputes each
 block in the backward pass, and `offload` keeps parameters, gradients and optimizer on the host (FSDP2 with its CPU
 offload policy on one rank, and checkpointing). Dropout is off, the head is tied to the embedding, and tokens are
-random, as in `hydra step`. `--limit-gib` limits the GPU memory of PyTorch.
+random, as in `hydra step`. `--limit-gib` limits the GPU memory of PyTorch. With `--configuration FILE.json`, the model is
+the causal language model that Transformers builds from that configuration, with its scaled dot-product attention.
 """
 import argparse
 import json
@@ -27,6 +28,7 @@ def arguments():
     parser.add_argument("--mode", choices=["plain", "checkpointing", "offload"], default="plain")
     parser.add_argument("--precision", choices=["f32", "tf32", "bf16"], default="f32",
                         help="bf16 is autocast with f32 masters; with offload, parameters and gradients on the GPU")
+    parser.add_argument("--configuration", help="a model of Transformers, in place of the GPT-2; only --mode plain")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--heads", type=int, default=12)
@@ -135,6 +137,24 @@ class Block(nn.Module):
         return x + self.narrow(F.gelu(self.wide(self.second(x)), approximate="tanh"))
 
 
+class Transformers(nn.Module):
+    """The model of a configuration of Transformers, and the loss of `Gpt2`."""
+
+    def __init__(self, path):
+        super().__init__()
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        values = json.load(open(path))
+        config = AutoConfig.for_model(values.pop("model_type"), **values)
+        self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        self.vocabulary = config.vocab_size
+
+    def forward(self, ids):
+        logits = self.model(input_ids=ids, use_cache=False).logits
+        targets = F.pad(ids[:, 1:], (0, 1), value=-100)
+        return F.cross_entropy(logits.view(-1, self.vocabulary).float(), targets.view(-1))
+
+
 class Gpt2(nn.Module):
     def __init__(self):
         super().__init__()
@@ -199,6 +219,10 @@ def filled(model):
 
 
 def built():
+    if args.configuration:
+        model = Transformers(args.configuration).to(args.device)
+        args.vocabulary = model.vocabulary
+        return model
     with torch.device("meta"):
         model = Gpt2()
     if args.mode == "offload":
@@ -234,8 +258,8 @@ def train():
     took = took[args.warmup:]
     tokens = args.batch * args.context
     return {
-        "mode": args.mode, "precision": args.precision, "layers": args.layers, "width": args.width,
-        "heads": args.heads, "context": args.context, "batch": args.batch, "parameters": parameters,
+        "mode": args.mode, "precision": args.precision, "configuration": args.configuration, "layers": args.layers,
+        "width": args.width, "heads": args.heads, "context": args.context, "batch": args.batch, "parameters": parameters,
         "limit_gib": args.limit_gib, "step_s": took, "tokens_per_s_best": tokens / min(took),
         "tokens_per_s_median": tokens / statistics.median(took), "built_s": built_s,
         "device_peak_bytes": torch.cuda.max_memory_reserved() if ON_GPU else 0,
