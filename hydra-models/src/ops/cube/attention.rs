@@ -12,6 +12,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use hydra_core::cube::from_server_error;
 use std::ops::Range;
 
 /// The maximum number of scores in memory at a time, unless a single head has more.
@@ -20,9 +21,14 @@ const SCORES: usize = 1 << 24;
 /// Tokens of rows that attend to no others: whole rows, or neighbouring examples of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Span {
+    /// The first token.
     first: usize,
+    /// The number of tokens.
     pub(super) tokens: usize,
+    /// The tokens of a row.
     row: usize,
+    /// Whether the tokens are of several examples.
+    several: bool,
 }
 
 impl Span {
@@ -31,14 +37,16 @@ impl Span {
     /// A row is cut between examples, so that no scores of tokens far from each other are computed: into spans that are
     /// at most as long as its longest example. The scores of a head in a span are then at most those in a row of examples
     /// that all have the largest length, which a pilot pass measures; the heads whose scores are computed together are
-    /// more for shorter spans.
+    /// more for shorter spans. The positions are read back from the device.
+    ///
+    /// # Panics
+    /// With the device's error if the positions were not computed or cannot be read.
     pub(super) fn all(positions: Option<&CubeTensor>, [batch, tokens]: [usize; 2]) -> Vec<Self> {
-        let whole = || vec![Self { first: 0, tokens, row: tokens }];
+        let whole = || vec![Self { first: 0, tokens, row: tokens, several: positions.is_some() }];
         let Some(positions) = positions.filter(|_| batch == 1) else { return whole() };
-        // A failed read is a failure of the device, which is reported at the end of the shard task.
-        let Ok(read) = positions.client.read_one(positions.handle.clone()) else { return whole() };
-        let positions: Vec<i32> = bytemuck::pod_collect_to_vec(&read);
-        Self::of_row(&positions)
+        let read = positions.client.read_one(positions.handle.clone()).map_err(from_server_error);
+        let read = read.unwrap_or_else(|error| std::panic::panic_any(error));
+        Self::of_row(&bytemuck::pod_collect_to_vec::<u8, i32>(&read))
     }
 
     fn of_row(positions: &[i32]) -> Vec<Self> {
@@ -50,8 +58,10 @@ impl Span {
         let mut spans: Vec<Self> = Vec::new();
         for (start, end) in examples {
             match spans.last_mut() {
-                Some(span) if end - span.first <= longest => span.tokens = end - span.first,
-                _ => spans.push(Self { first: start, tokens: end - start, row }),
+                Some(span) if end - span.first <= longest => {
+                    *span = Self { tokens: end - span.first, several: true, ..*span }
+                }
+                _ => spans.push(Self { first: start, tokens: end - start, row, several: false }),
             }
         }
         spans
@@ -60,6 +70,30 @@ impl Span {
     /// The argument of kernels for a group of heads.
     pub(super) fn of(self, group: &Range<usize>) -> kernels::SpanLaunch {
         kernels::SpanLaunch::new(group.start, self.tokens, self.first, self.row)
+    }
+
+    /// Masks keys of other examples for the queries of a group of heads, `heads` to a row, in unscaled scores `[heads,
+    /// query, key]`, if the span has several examples.
+    pub(super) fn hide_other_examples(
+        self,
+        scores: &CubeTensor,
+        positions: Option<&CubeTensor>,
+        group: &Range<usize>,
+        heads: usize,
+        scale: f32,
+    ) {
+        let Some(positions) = positions.filter(|_| self.several) else { return };
+        kernels::hide_other_examples::launch(
+            &scores.client,
+            elements(scores, scores.meta.num_elements()),
+            units(),
+            arg(scores),
+            arg(positions),
+            self.of(group),
+            heads,
+            // Once it is scaled, its exponential is zero.
+            if scale < 0.0 { f32::MAX } else { f32::MIN },
+        );
     }
 }
 
@@ -123,7 +157,8 @@ impl Shape {
     ) {
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
         let scores = product(queries, transposed(keys), DType::F32);
-        hide_other_examples(&scores, positions, self.span.of(&group), self.options.heads, self.options.scale);
+        let Options { heads, scale, .. } = self.options;
+        self.span.hide_other_examples(&scores, positions, &group, heads, scale);
         let (weights, room) = made_of(&scores, 0, output.dtype);
         kernels::attention_weights::launch(
             &scores.client,
@@ -157,7 +192,8 @@ impl Shape {
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(qkv, 3, part, &group));
         let d_output = self.split(d_output, 1, 0, &group);
         let scores = product(queries.clone(), transposed(keys.clone()), DType::F32);
-        hide_other_examples(&scores, positions, self.span.of(&group), self.options.heads, self.options.scale);
+        let Options { heads, scale, .. } = self.options;
+        self.span.hide_other_examples(&scores, positions, &group, heads, scale);
         let gradients = product(d_output.clone(), transposed(values), DType::F32);
         let (weights, weights_room) = made_of(&scores, 0, qkv.dtype);
         let (d_scores, d_scores_room) = made_of(&gradients, 1, qkv.dtype);
@@ -183,29 +219,6 @@ impl Shape {
         self.merge(product(transposed(d_scores), queries, qkv.dtype), d_qkv, 3, 1, &group);
         self.merge(product(transposed(weights), d_output, qkv.dtype), d_qkv, 3, 2, &group);
     }
-}
-
-/// Masks keys of other examples for the queries of a group of heads, in unscaled scores `[heads, query, key]`, if rows
-/// hold several examples.
-pub(super) fn hide_other_examples(
-    scores: &CubeTensor,
-    positions: Option<&CubeTensor>,
-    span: kernels::SpanLaunch,
-    heads: usize,
-    scale: f32,
-) {
-    let Some(positions) = positions else { return };
-    kernels::hide_other_examples::launch(
-        &scores.client,
-        elements(scores, scores.meta.num_elements()),
-        units(),
-        arg(scores),
-        arg(positions),
-        span,
-        heads,
-        // Once it is scaled, its exponential is zero.
-        if scale < 0.0 { f32::MAX } else { f32::MIN },
-    );
 }
 
 /// The output and the statistics, in groups of at most `scores` scores.
@@ -310,13 +323,14 @@ mod tests {
             let positions: Vec<i32> = lengths.iter().flat_map(|length| 0..*length).collect();
             Span::of_row(&positions)
                 .iter()
-                .map(|span| (span.first, span.tokens, span.row))
+                .map(|span| (span.first, span.tokens, span.several))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(spans(&[5]), [(0, 5, 5)]);
-        assert_eq!(spans(&[5, 5]), [(0, 5, 10), (5, 5, 10)]);
-        assert_eq!(spans(&[1, 2, 3, 7, 4, 4, 1]), [(0, 6, 22), (6, 7, 22), (13, 4, 22), (17, 5, 22)]);
-        assert_eq!(spans(&[1, 1, 1]), [(0, 1, 3), (1, 1, 3), (2, 1, 3)]);
+        assert_eq!(spans(&[5]), [(0, 5, false)]);
+        assert_eq!(spans(&[5, 5]), [(0, 5, false), (5, 5, false)]);
+        let ragged = [(0, 6, true), (6, 7, false), (13, 4, false), (17, 5, true)];
+        assert_eq!(spans(&[1, 2, 3, 7, 4, 4, 1]), ragged);
+        assert_eq!(spans(&[1, 1, 1]), [(0, 1, false), (1, 1, false), (2, 1, false)]);
     }
 
     #[test]

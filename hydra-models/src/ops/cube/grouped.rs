@@ -3,7 +3,7 @@
 //! Queries and keys are rotated in memory, and keys and values are copied for the heads that share them, for the heads
 //! whose scores are in memory.
 
-use super::attention::{Span, hide_other_examples};
+use super::attention::Span;
 use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
@@ -39,6 +39,7 @@ struct Group {
 }
 
 impl Group {
+    /// The argument of kernels.
     fn launch(&self) -> kernels::SpanLaunch {
         self.span.of(&self.heads)
     }
@@ -109,7 +110,7 @@ impl<'a> Heads<'a> {
 
     fn hide_other_examples(&self, scores: &CubeTensor, group: &Group) {
         let GroupedOptions { heads, scale, .. } = *self.options;
-        hide_other_examples(scores, self.positions.as_ref(), group.launch(), heads, scale);
+        group.span.hide_other_examples(scores, self.positions.as_ref(), &group.heads, heads, scale);
     }
 
     /// Computes the output of a group.

@@ -84,14 +84,14 @@ impl HeadPass {
     ) -> Self {
         let ([hidden, table], targets) = (whole([hidden, table]), whole_ids(targets));
         let (losses, each) = (wide(&hidden, targets.shape()), of_losses.is_some());
-        let shares = of_losses.map(|given| whole([given])).map_or_else(
-            || {
+        let [shares] = match of_losses {
+            Some(given) => whole([given]),
+            None => {
                 let share = wide(&hidden, [1]);
                 kernels::share::launch(&hidden.client, rows(&hidden, 1), units(), arg(&targets), arg(&share));
-                share
-            },
-            |[given]| given,
-        );
+                [share]
+            }
+        };
         Self { hidden, table, targets, shares, each, losses, for_hidden: None, for_table: None }
     }
 

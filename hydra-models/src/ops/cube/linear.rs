@@ -99,6 +99,9 @@ fn as_matrix(weight: &CubeTensor, form: Form, like: &CubeTensor) -> CubeTensor {
 }
 
 /// A weight in row-major order.
+///
+/// # Panics
+/// If it is not of the type of `like`.
 fn dense(weight: &CubeTensor, like: &CubeTensor) -> CubeTensor {
     let [weight, _] = whole([weight.clone(), like.clone()]);
     weight

@@ -1,7 +1,7 @@
 //! The ops on CubeCL devices: custom kernels between Burn's matrix products.
 //!
 //! All compute in `f32` for any stored float type and round results once; the factors of a matrix product have the
-//! stored type too. Nothing is read back: conditions that panic on the CPU, an out-of-range id or a loss without a
+//! stored type too. Nothing but the positions of rows of several examples is read back: conditions that panic on the CPU, an out-of-range id or a loss without a
 //! target, make the result NaN here.
 
 mod attention;

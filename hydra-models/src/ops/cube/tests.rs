@@ -461,31 +461,26 @@ fn targets(positions: usize, vocabulary: usize) -> Vec<i32> {
     (0..positions).map(|i| if i % 4 == 3 { IGNORED } else { id(i) }).collect()
 }
 
+/// [`ops::head_loss`] or [`ops::token_losses`].
+type Head = fn(Tensor<2>, Tensor<2>, Tensor<1, Int>, usize, &Pass) -> Tensor<1>;
+
 #[test]
 fn the_head_equals_that_of_the_cpu() {
     for (positions, width, vocabulary) in [(7, 5, 11), (1, 1, 2), (13, 16, 4099), (5, 8, 4096), (30, 33, 257)]
     {
         for chunk_rows in [1, 3, 1000] {
-            let op = |on: On<'_>| {
-                let (hidden, table) =
-                    (on.leaf(1, [positions, width], 2.0), on.leaf(2, [vocabulary, width], 1.0));
-                let targets = on.ids(targets(positions, vocabulary), [positions]);
-                let loss = ops::head_loss(hidden.clone(), table.clone(), targets, chunk_rows, &pass());
-                assert_eq!(loss.dtype(), DType::F32);
-                pulled(On { stored: DType::F32, ..on }, loss, vec![Leaf::Two(hidden), Leaf::Two(table)])
-            };
-            assert_equal("head", 2e-6, op);
-            assert_halves("head in halves", ROUNDED_TWICE, op);
-            let op = |on: On<'_>| {
-                let (hidden, table) =
-                    (on.leaf(1, [positions, width], 2.0), on.leaf(2, [vocabulary, width], 1.0));
-                let targets = on.ids(targets(positions, vocabulary), [positions]);
-                let losses = ops::token_losses(hidden.clone(), table.clone(), targets, chunk_rows, &pass());
-                assert_eq!(losses.dtype(), DType::F32);
-                pulled(On { stored: DType::F32, ..on }, losses, vec![Leaf::Two(hidden), Leaf::Two(table)])
-            };
-            assert_equal("losses of tokens", 2e-6, op);
-            assert_halves("losses of tokens in halves", ROUNDED_TWICE, op);
+            for (name, head) in [("head", ops::head_loss as Head), ("losses of tokens", ops::token_losses)] {
+                let op = |on: On<'_>| {
+                    let (hidden, table) =
+                        (on.leaf(1, [positions, width], 2.0), on.leaf(2, [vocabulary, width], 1.0));
+                    let targets = on.ids(targets(positions, vocabulary), [positions]);
+                    let losses = head(hidden.clone(), table.clone(), targets, chunk_rows, &pass());
+                    assert_eq!(losses.dtype(), DType::F32);
+                    pulled(On { stored: DType::F32, ..on }, losses, vec![Leaf::Two(hidden), Leaf::Two(table)])
+                };
+                assert_equal(name, 2e-6, op);
+                assert_halves(&format!("{name} in halves"), ROUNDED_TWICE, op);
+            }
         }
     }
 }

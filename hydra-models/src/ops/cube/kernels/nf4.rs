@@ -7,6 +7,9 @@ use hydra_core::nf4::{BLOCK, BLOCK_BYTES, TABLE};
 /// The elements whose indices share a word.
 pub(crate) const PER_WORD: usize = 8;
 
+/// The values that an index stands for.
+const ENTRIES: usize = TABLE.len();
+
 /// The words of a block: its scale, and the indices of its elements.
 const WORDS: usize = BLOCK_BYTES / size_of::<u32>();
 
@@ -26,7 +29,7 @@ pub(crate) fn dequantize<E: Float>(blocks: &[u32], out: &mut [E], #[define(E)] _
             let index = (word >> shift) & 15u32;
             let mut value = 0.0f32;
             #[unroll]
-            for k in 0..16usize {
+            for k in 0..ENTRIES {
                 let entry = comptime!(TABLE[k]);
                 if index == comptime!(k as u32) {
                     value = f32::new(entry);
