@@ -274,17 +274,7 @@ Result page_locked(void **address, size_t bytes) {
     return Success;
 }
 
-Result unlock(void *address) {
-    const Lock lock(driving);
-    const auto found = locked.find(reinterpret_cast<uintptr_t>(address));
-    if (found == locked.end())
-        return refuse(InvalidValue, "nothing is page-locked at %p, which is to be freed", address);
-    free_later(address, found->second);
-    locked.erase(found);
-    return Success;
-}
-
-// Memory of the caller's: a copy that it did not wait for reads or overwrites what it left there.
+// Memory of the caller's.
 Result lock_given(void *address, size_t bytes) {
     const Lock lock(driving);
     const uintptr_t at = reinterpret_cast<uintptr_t>(address);
@@ -295,13 +285,18 @@ Result lock_given(void *address, size_t bytes) {
     return Success;
 }
 
-Result unlock_given(void *address) {
+// Frees the driver's memory later. What is the caller's is lost at once to copies that it did not wait for.
+Result unlock(void *address, bool given) {
     const Lock lock(driving);
     const auto found = locked.find(reinterpret_cast<uintptr_t>(address));
     if (found == locked.end())
-        return refuse(InvalidValue, "nothing is page-locked at %p, which is to be unregistered", address);
-    forget(address, found->second);
-    wait_for_all();
+        return refuse(InvalidValue, "nothing is page-locked at %p, which is to be given back", address);
+    if (given) {
+        forget(address, found->second);
+        wait_for_all();
+    } else {
+        free_later(address, found->second);
+    }
     locked.erase(found);
     return Success;
 }
@@ -724,11 +719,11 @@ Result cuMemAllocHost_v2(void **address, size_t bytes) { return page_locked(addr
 
 Result cuMemHostAlloc(void **address, size_t bytes, unsigned) { return page_locked(address, bytes); }
 
-Result cuMemFreeHost(void *address) { return unlock(address); }
+Result cuMemFreeHost(void *address) { return unlock(address, false); }
 
 Result cuMemHostRegister_v2(void *address, size_t bytes, unsigned) { return lock_given(address, bytes); }
 
-Result cuMemHostUnregister(void *address) { return unlock_given(address); }
+Result cuMemHostUnregister(void *address) { return unlock(address, true); }
 
 Result cuMemcpyHtoDAsync_v2(uintptr_t to, const void *from, size_t bytes, Stream *stream) {
     return enqueue({on_host(from, bytes), on_card(to, bytes), bytes, 1}, stream);
