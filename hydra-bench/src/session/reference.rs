@@ -77,7 +77,7 @@ impl Reference {
         let limit = spec.training.eval_limit;
         let form = (spec.adapters.base, spec.model.dtype);
         let mut all = serde_json::to_string(&(inputs, adapters, form, drawn_from, limit))?;
-        // Only CPUs have the same bits whatever their number.
+        // The last bits of a product on a GPU depend on the kind of device and on the precision.
         let gpus = match &spec.devices.devices {
             Some(DevicesArg::Cuda(_)) => Some("cuda"),
             Some(DevicesArg::Wgpu(_)) => Some("wgpu"),

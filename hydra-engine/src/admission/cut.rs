@@ -44,7 +44,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The limits of tasks on devices of at least `budget` bytes, which pipeline `depth` shards. A task that does not fit
+    /// The limits of tasks on devices of at least `budget` bytes with this pipeline depth. A task that does not fit
     /// is refused by name, or skipped; of two tasks that do not fit together the later one is.
     pub(super) fn for_those_that_fit<'a>(
         tasks: Vec<MeasuredTask<'a>>,

@@ -20,7 +20,7 @@ pub(super) struct Fitting<'f> {
     pub devices: &'f [LogicalDevice],
     /// Bytes of the smallest device.
     pub memory: u64,
-    /// The shards that the devices pipeline.
+    /// The devices' pipeline depth ([`DeviceKind::pipeline_depth`](crate::DeviceKind::pipeline_depth)).
     pub depth: usize,
     pub microbatch_groups: &'f GroupDevices,
     pub host: &'f HostMemory<'f>,

@@ -59,9 +59,9 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// The shards that a model larger than the device is cut into, or more: a GPU computes on one while its copies and the
-    /// host optimizer work on others. On a CPU these share the cores with computation, and the fewest shards recompute
-    /// the least.
+    /// The number of shards into which a model that is larger than the device would be cut if its layers were equal and
+    /// memory did not require more. A GPU computes on a shard while its copies and the host optimizer work on others; on a
+    /// CPU these share the cores with computation, and the fewest shards recompute the least.
     pub(crate) fn pipeline_depth(self) -> usize {
         match self {
             Self::Cpu => 1,
