@@ -313,24 +313,18 @@ pub struct CubeProbe {
 }
 
 /// The usage of a device's pools.
-struct Pools {
-    all: MemoryUsage,
-    /// Bytes in permanent dedicated allocations, such as the promotion range.
-    dedicated: u64,
-}
+struct Pools(MemoryUsage);
 
 impl Pools {
     /// Bytes reserved and not in use.
     fn idle(&self) -> u64 {
-        self.all.bytes_reserved.saturating_sub(self.all.bytes_in_use + self.all.bytes_padding)
+        self.0.bytes_reserved.saturating_sub(self.0.bytes_in_use + self.0.bytes_padding)
     }
 
     /// Returns whether to release idle pool memory, for a budget of `most` bytes, if the last trim left
     /// `kept` bytes idle. A trim waits for the device and makes the next shard task allocate anew.
     fn should_be_trimmed(&self, most: u64, kept: u64) -> bool {
-        // Promotions use up to half of the dedicated bytes beyond the budget that is reserved for them.
-        let most = most.saturating_add(self.dedicated / 2);
-        self.all.bytes_reserved > most && self.idle() > kept.saturating_add(most / 16)
+        self.0.bytes_reserved > most && self.idle() > kept.saturating_add(most / 16)
     }
 }
 
@@ -344,10 +338,10 @@ impl CubeProbe {
     /// usually in host memory and not counted.
     fn pools(&self) -> Pools {
         let report = self.client.memory_report(MemoryScope::Device);
-        let pools = || report.streams.iter().map(|stream| &stream.pools);
-        let all = pools().fold(MemoryUsage::default(), |sum, pools| sum.combine(pools.usage()));
+        let pools = report.streams.iter().map(|stream| &stream.pools);
+        let all = pools.fold(MemoryUsage::default(), |sum, pools| sum.combine(pools.usage()));
         self.peak.fetch_max(all.bytes_reserved, Relaxed);
-        Pools { all, dedicated: pools().map(|pools| pools.dedicated.usage.bytes_reserved).sum() }
+        Pools(all)
     }
 }
 
@@ -357,7 +351,7 @@ impl MemoryProbe for CubeProbe {
     }
 
     fn in_use(&self, _: DeviceId) -> u64 {
-        let usage = self.pools().all;
+        let Pools(usage) = self.pools();
         usage.bytes_in_use + usage.bytes_padding
     }
 
@@ -385,31 +379,25 @@ impl MemoryProbe for CubeProbe {
 mod trimming {
     use super::*;
 
-    fn pools(bytes_reserved: u64, bytes_in_use: u64, dedicated: u64) -> Pools {
-        Pools { all: MemoryUsage { bytes_reserved, bytes_in_use, ..MemoryUsage::default() }, dedicated }
+    fn pools(bytes_reserved: u64, bytes_in_use: u64) -> Pools {
+        Pools(MemoryUsage { bytes_reserved, bytes_in_use, ..MemoryUsage::default() })
     }
 
     #[test]
     fn what_is_idle_beyond_the_budget_goes_back() {
-        assert!(pools(1700, 1500, 0).should_be_trimmed(1600, 0));
-        assert!(!pools(1600, 0, 0).should_be_trimmed(1600, 0), "it is within the budget");
-        assert!(!pools(1700, 1650, 0).should_be_trimmed(1600, 0), "nearly all is in use");
-    }
-
-    #[test]
-    fn the_range_of_promotions_is_not_what_the_pools_keep() {
-        assert!(!pools(1900, 1000, 800).should_be_trimmed(1600, 0));
-        assert!(pools(2001, 1000, 800).should_be_trimmed(1600, 0));
+        assert!(pools(1700, 1500).should_be_trimmed(1600, 0));
+        assert!(!pools(1600, 0).should_be_trimmed(1600, 0), "it is within the budget");
+        assert!(!pools(1700, 1650).should_be_trimmed(1600, 0), "nearly all is in use");
     }
 
     #[test]
     fn what_could_not_be_given_back_is_not_asked_for_again() {
-        let fragments = pools(1900, 1500, 0);
+        let fragments = pools(1900, 1500);
         assert!(fragments.should_be_trimmed(1600, 0));
         assert!(!fragments.should_be_trimmed(1600, 400), "the same again");
-        assert!(!pools(2000, 1500, 0).should_be_trimmed(1600, 400));
-        assert!(pools(2001, 1500, 0).should_be_trimmed(1600, 400), "a sixteenth more has come");
-        assert!(pools(1900, 100, 0).should_be_trimmed(1600, 400), "the fragments are free");
+        assert!(!pools(2000, 1500).should_be_trimmed(1600, 400));
+        assert!(pools(2001, 1500).should_be_trimmed(1600, 400), "a sixteenth more has come");
+        assert!(pools(1900, 100).should_be_trimmed(1600, 400), "the fragments are free");
     }
 }
 

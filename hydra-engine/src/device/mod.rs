@@ -272,8 +272,9 @@ impl LogicalDevice {
 
     /// Frees memory that the allocator caches beyond the budgets of all logical devices of the hardware.
     pub(crate) fn trim(&self) {
-        let budgets = self.manager.budget().capacity().saturating_mul(self.spec.sharing as u64);
-        self.probe.trim(self.measured_as(), budgets);
+        // A promotion reserves half of the memory that its link has prepared.
+        let own = self.manager.budget().capacity().saturating_add(self.manager.link().prepared() / 2);
+        self.probe.trim(self.measured_as(), own.saturating_mul(self.spec.sharing as u64));
     }
 
     /// Tests a device after a failed shard task; returns true if it computes, reports its memory and is reachable

@@ -142,6 +142,17 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         self.upload_all(std::slice::from_ref(host)).map(|mut all| all.remove(0))
     }
 
+    fn upload_persistent(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        let len = (host.len() as u64).max(ARENA_ALIGN);
+        let allocated = self.memory.allocate(len, true);
+        let bytes = allocated.map_err(|error| self.failed(Direction::Upload, len, error))?;
+        let place = self.locate(Direction::Upload, &bytes)?;
+        // SAFETY: the memory is idle, because allocating ends with a wait for the stream, at least as long as `host`,
+        // and is passed to a kernel only afterwards.
+        unsafe { self.dma.upload(&[(&host[..], place.address)]) }?;
+        Ok(bytes.slice(0..host.len()))
+    }
+
     fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
         let sizes: Vec<u64> = host.iter().map(|bytes| bytes.len() as u64).collect();
         let Ranges { bytes, addresses, _place } = self.ranges(&sizes)?;
@@ -202,6 +213,10 @@ impl<M: CardMemory> DeviceLink for CardLink<M> {
         let DeviceAddress { address, held } = place;
         *arena = Some(ArenaMemory { arena: Arena::new(len), bytes, address, _held: Arc::from(held) });
         Ok(())
+    }
+
+    fn prepared(&self) -> u64 {
+        self.arena().as_ref().map_or(0, |lent| lent.arena.capacity())
     }
 
     fn moved(&self, direction: Direction) -> u64 {

@@ -126,6 +126,12 @@ pub trait DeviceLink: Send + Sync {
     /// [`LinkError::Memory`] if the device has no memory left, [`LinkError::Transfer`] if the device fails.
     fn upload(&self, host: &Bytes) -> Result<DeviceBytes, LinkError>;
 
+    /// Uploads bytes that stay on the device, such as resident masters, into memory that no promotion uses.
+    /// Errors are those of [`upload`](Self::upload).
+    fn upload_persistent(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.upload(host)
+    }
+
     /// Uploads several buffers that are usually dropped together, such as those of a shard task.
     /// Errors are those of [`upload`](Self::upload).
     fn upload_all(&self, host: &[Bytes]) -> Result<Vec<DeviceBytes>, LinkError> {
@@ -184,6 +190,11 @@ pub trait DeviceLink: Send + Sync {
     /// [`LinkError::Transfer`] if the device has no memory for them.
     fn prepare(&self, _promotion: u64) -> Result<(), LinkError> {
         Ok(())
+    }
+
+    /// The bytes of device memory that [`prepare`](Self::prepare) has allocated.
+    fn prepared(&self) -> u64 {
+        0
     }
 
     /// The bytes copied in this direction so far; views are not counted.

@@ -71,6 +71,10 @@ impl DeviceLink for SimulatedLink {
         self.timed(&self.uploads, host.len(), || self.inner.upload(host))
     }
 
+    fn upload_persistent(&self, host: &Bytes) -> Result<DeviceBytes, LinkError> {
+        self.timed(&self.uploads, host.len(), || self.inner.upload_persistent(host))
+    }
+
     fn fills(&self) -> bool {
         self.inner.fills()
     }
@@ -93,6 +97,10 @@ impl DeviceLink for SimulatedLink {
 
     fn prepare(&self, promotion: u64) -> Result<(), LinkError> {
         self.inner.prepare(promotion)
+    }
+
+    fn prepared(&self) -> u64 {
+        self.inner.prepared()
     }
 
     fn moved(&self, direction: Direction) -> u64 {
