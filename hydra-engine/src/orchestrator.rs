@@ -6,8 +6,7 @@
 //! all decisions over one closed enum of events.
 
 use crate::admission::{
-    AdmissionSettings, AdmittedTask, DiskSpec, DiskTier, FrozenWeights, Measurements, OptimizerPlacement,
-    admit, identities,
+    AdmissionSettings, DiskSpec, DiskTier, FrozenWeights, Measurements, OptimizerPlacement, admit, identities,
 };
 use crate::ahead_of_time::Drawing;
 use crate::checkpoint::CheckpointEvery;
@@ -25,7 +24,9 @@ use hydra_core::{ByteSize, Chain, Dataset, MemoryProbe, TaskId, TrainSpec};
 use hydra_partition::{PartitionError, PartitionPlan, PilotProgress};
 use hydra_sched::{Policy, PolicyKind};
 use hydra_spill::alloc::ReturnsFreed;
-use hydra_spill::{DeviceLink, DeviceResidentStore, DiskStore, DramStore, SharedStore, TierStore};
+use hydra_spill::{
+    DeviceLink, DeviceResidentStore, DiskStore, DramStore, SharedStore, SpillError, TierStore,
+};
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -121,8 +122,8 @@ impl Orchestrator {
         self
     }
 
-    /// Sets where optimizers step. By default on the device if all tasks can be device-resident and the results are
-    /// bit-exact with the host's.
+    /// Sets where optimizers step. By default on a GPU for the masters that can be resident there if the results are
+    /// bit-exact with the host's ([`OptimizerPlacement::Auto`]).
     pub fn optimizer_placement(mut self, placement: OptimizerPlacement) -> Self {
         self.admission.placement = placement;
         self
@@ -276,10 +277,11 @@ impl Orchestrator {
         let shapes =
             shaped.map(|(((task, admitted), identity), id)| TaskInfo::new(id, task, admitted, identity));
         let shapes = shapes.collect();
-        let on_device = |(i, task): (usize, &AdmittedTask)| task.optimizer.on_device().then_some(TaskId(i));
-        let on_device = admission.tasks.iter().enumerate().filter_map(on_device);
         let manager = &devices[0].manager;
-        device_resident.assign(on_device, manager.link().clone(), manager.budget().clone());
+        let bytes = admission.resident_bytes();
+        let reserved = manager.budget().reserve(bytes, "resident masters").map_err(SpillError::from)?;
+        let buffers = admission.resident_buffers().into_keys();
+        device_resident.assign(buffers, manager.link().clone(), reserved);
         let disk = DiskTier::new(on_disk, settings.disk, &tasks, &admission);
         let settings = run_settings;
         Ok(AdmittedRun {

@@ -8,7 +8,8 @@ use common::{Fragile, PLENTY, Points, config, gpt2_chain, mlp_chain, spirals, to
 use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
-    DeviceSpec, EngineError, OptimizerPlacement, Orchestrator, Place, RunReport, TaskState, TrainTask, plain,
+    DeviceSpec, EngineError, OptimizerPlacement, Orchestrator, Place, Placement, RunReport, TaskState,
+    TrainTask, plain,
 };
 use hydra_models::{cnn, gpt2, mlp};
 use std::sync::Arc;
@@ -229,8 +230,10 @@ mod on_a_device {
         assert!(matches!(refused, EngineError::OptimizerPlacement { .. }), "{refused}");
         let report = with(OptimizerPlacement::Auto).run().unwrap();
         for task in &report.tasks {
-            assert_eq!((task.error.as_deref(), task.plan.optimizer.on), (None, Place::Host));
-            assert!(task.plan.optimizer.why.contains("everything would take"), "{}", task.plan.optimizer.why);
+            // Some are resident in part if the device steps as the host does.
+            let Placement { on, why, .. } = &task.plan.optimizer;
+            assert_eq!(task.error, None);
+            assert!(*on != Place::Device && !why.contains("everything fits"), "{why}");
         }
     }
 

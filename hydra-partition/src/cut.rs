@@ -249,14 +249,30 @@ pub fn choose_reserve(tasks: &[Demand<'_>], budget: u64) -> Result<u64, Partitio
     best_reserve(tasks, budget, least_reserve(tasks)?, u64::MAX)
 }
 
+/// How devices overlap the shard tasks of a pass with copies and the host's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pipeline {
+    /// The number of shards of a model that is cut.
+    pub depth: usize,
+    /// True if models that fit as one shard are cut too.
+    pub cuts_all: bool,
+}
+
 /// Returns the size in bytes of a double buffer that is at most `reserve`, the one that [`choose_reserve`] returned: that
 /// of the `depth`-th part of the largest task of several shards, or of the largest layer or task of one shard.
 ///
 /// A device that computes on one shard while copies and the host work on others waits for the first and the last of
-/// them in every pass. The more shards there are, the shorter is this wait. Tasks of one shard stay so.
-pub fn pipelined_reserve(tasks: &[Demand<'_>], budget: u64, reserve: u64, depth: usize) -> u64 {
+/// them in every pass. The more shards there are, the shorter is this wait. Tasks of one shard stay so, unless
+/// `cuts_all`.
+pub fn pipelined_reserve(
+    tasks: &[Demand<'_>],
+    budget: u64,
+    reserve: u64,
+    Pipeline { depth, cuts_all }: Pipeline,
+) -> u64 {
     let params = |task: &Demand<'_>| task.profile.shard_memory(0..task.profile.len()).param_bytes;
-    let is_one_shard = |task: &&Demand<'_>| task.shards(budget, reserve).is_ok_and(|shards| shards == 1);
+    let is_one_shard =
+        |task: &&Demand<'_>| !cuts_all && task.shards(budget, reserve).is_ok_and(|shards| shards == 1);
     let (whole, cut): (Vec<&Demand<'_>>, Vec<&Demand<'_>>) = tasks.iter().partition(is_one_shard);
     let least = whole.into_iter().map(params).chain(least_reserve(tasks)).max().unwrap_or(reserve);
     let share = |task| params(task).div_ceil(depth.max(1) as u64);
@@ -487,15 +503,18 @@ mod tests {
     #[test]
     fn a_pipeline_has_shards_of_a_share_of_the_parameters() {
         let model = profile_of(&[[1000, 10, 10, 10, 10]; 12], None, true);
-        let shards = |budget: u64, depth: usize| {
+        let shards = |budget: u64, depth: usize, cuts_all: bool| {
             let tasks = [Demand::from(&model)];
-            let reserve = pipelined_reserve(&tasks, budget, choose_reserve(&tasks, budget).unwrap(), depth);
+            let pipeline = Pipeline { depth, cuts_all };
+            let reserve =
+                pipelined_reserve(&tasks, budget, choose_reserve(&tasks, budget).unwrap(), pipeline);
             cut(&model, &Rules::new(budget, reserve, true)).unwrap().len()
         };
         let single = single_shard_bytes(&model);
-        let spilled = |depth: usize| shards(single - 1, depth);
+        let spilled = |depth: usize| shards(single - 1, depth, false);
         assert_eq!([1, 2, 3, 4, 5, 12, 99].map(spilled), [2, 2, 3, 4, 6, 12, 12]);
-        assert_eq!([shards(single, 4), shards(min_device_memory_bytes(&model), 4)], [1, 12]);
+        assert_eq!([false, true].map(|cuts_all| shards(single, 4, cuts_all)), [1, 4]);
+        assert_eq!(shards(min_device_memory_bytes(&model), 4, false), 12);
     }
 
     #[test]
@@ -505,7 +524,7 @@ mod tests {
         let tasks = [Demand::from(&small), Demand::from(&large)];
         let budget = single_shard_bytes(&large) / 2;
         let reserve = choose_reserve(&tasks, budget).unwrap();
-        let pipelined = pipelined_reserve(&tasks, budget, reserve, 20);
+        let pipelined = pipelined_reserve(&tasks, budget, reserve, Pipeline { depth: 20, cuts_all: false });
         assert!(pipelined < reserve);
         let shards = |profile: &Profile| cut(profile, &Rules::new(budget, pipelined, true)).unwrap().len();
         assert_eq!([shards(&small), shards(&large)], [1, 10]);

@@ -67,8 +67,8 @@ mod toy;
 
 pub use cost::{LayerCost, Profile, ShardMemory, TiedBuffer};
 pub use cut::{
-    Demand, Rules, check_cuts, choose_reserve, cut, margin, min_device_memory_bytes, pipelined_reserve,
-    single_shard_bytes,
+    Demand, Pipeline, Rules, check_cuts, choose_reserve, cut, margin, min_device_memory_bytes,
+    pipelined_reserve, single_shard_bytes,
 };
 pub use error::PartitionError;
 pub use fingerprint::Fingerprint;

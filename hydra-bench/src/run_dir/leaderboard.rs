@@ -145,13 +145,19 @@ impl Report {
     /// Returns the notes on tasks whose optimizer ran on the device: how many and why, and which differ bitwise from the host's.
     fn optimizers(&self) -> String {
         let mut text = String::new();
-        let on_device = |task: &&ReportTask| task.optimizer.on == Place::Device;
-        let on_device: Vec<&ReportTask> = self.tasks.iter().filter(on_device).collect();
-        if let Some(first) = on_device.first() {
-            let (some, all, why) = (on_device.len(), self.tasks.len(), &first.optimizer.why);
-            text = format!("optimizer on the device for {some} of {all} tasks: {why}\n");
+        let places = [
+            (Place::Device, "optimizer"),
+            (Place::Partial, "a part of the weights and their optimizer state"),
+        ];
+        for (place, what) in places {
+            let placed: Vec<&ReportTask> =
+                self.tasks.iter().filter(|task| task.optimizer.on == place).collect();
+            if let Some(first) = placed.first() {
+                let (some, all, why) = (placed.len(), self.tasks.len(), &first.optimizer.why);
+                text.push_str(&format!("{what} on the device for {some} of {all} tasks: {why}\n"));
+            }
         }
-        let inexact = on_device.iter().filter(|task| !task.optimizer.exact);
+        let inexact = self.tasks.iter().filter(|task| !task.optimizer.exact);
         let names: Vec<&str> = inexact.map(|task| task.name.as_str()).collect();
         if !names.is_empty() {
             let names = names.join(", ");

@@ -141,7 +141,8 @@ impl Prediction {
     }
 }
 
-/// Returns the peak memory of a run on a device: the working memory of shard tasks plus the parameters on the device. Without a
+/// Returns the peak memory of a run on a device: the working memory of shard tasks plus the parameters on the device, and what is
+/// resident there. Without a
 /// parameter cache these are the parameters of two shards (double buffer), or of one without promotions.
 fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     let shards = || forecast.workload.tasks.iter().flat_map(|task| &task.shards);
@@ -154,7 +155,7 @@ fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
         (_, false) if forecast.prefetch => 2 * largest + working,
         (_, false) => largest + working,
     };
-    forecast.standing_bytes() + most
+    forecast.standing_bytes() + forecast.resident_bytes() + most
 }
 
 /// Returns the bytes of the parameters of all tasks. Frozen parts with the same id count once.

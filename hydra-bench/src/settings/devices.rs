@@ -63,9 +63,10 @@ pub(crate) struct DeviceSettings {
     /// Precision of GPT-2's matrix products on NVIDIA GPUs: f32, or tf32, which multiplies with a 10-bit mantissa on faster units
     #[arg(long, default_value = "f32", value_parser = flags::named::<Precision>(&["f32", "tf32"]))]
     pub(crate) precision: Precision,
-    /// Where optimizer steps run: auto (on the GPU if the weights and optimizer state of all tasks fit there and a step gives the
-    /// same bits as on the host, else on the host), host, or device (even if its bits differ, which the report marks)
-    #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>(&["auto", "host", "device"]))]
+    /// Where optimizer steps run: auto (on a GPU for the weights that fit there with their optimizer state, and on the host for the
+    /// others, if a step gives the same bits on both), host, partial (on the GPU for a part, also if everything would fit), or device
+    /// (everything, even if its bits differ, which the report marks)
+    #[arg(long, value_name = "PLACE", default_value = "auto", value_parser = flags::named::<OptimizerPlacement>(&["auto", "host", "partial", "device"]))]
     pub(crate) optimizer_placement: OptimizerPlacement,
     /// Where frozen weights are kept: memory (host memory), files (in the model's own safetensors files, which are read each time
     /// that a shard is loaded; host memory then has no copy), or auto (in host memory if everything fits there, else in the files)
@@ -184,6 +185,9 @@ impl DeviceSettings {
 
     fn check(&self) -> Result<(), Usage> {
         let devices = self.devices();
+        let on_gpu = [("device", OptimizerPlacement::Device), ("partial", OptimizerPlacement::Partial)]
+            .into_iter()
+            .find_map(|(name, placement)| (placement == self.optimizer_placement).then_some(name));
         match (&devices, self.link) {
             (DevicesArg::Cuda(_) | DevicesArg::Wgpu(_), Some(_)) => Err(format!(
                 "--link simulates a link to CPU devices, and --devices {devices} have a real one; leave it out"
@@ -192,8 +196,8 @@ impl DeviceSettings {
                 "--precision tf32 needs an NVIDIA GPU, and --devices {devices} names none; leave it out, or pass \
                  --devices cuda:0"
             )),
-            (DevicesArg::Cpu { .. }, _) if self.optimizer_placement == OptimizerPlacement::Device => Err(format!(
-                "--optimizer-placement device needs a GPU, and --devices {devices} names none; leave it out, or pass \
+            (DevicesArg::Cpu { .. }, _) if let Some(place) = on_gpu => Err(format!(
+                "--optimizer-placement {place} needs a GPU, and --devices {devices} names none; leave it out, or pass \
                  --devices cuda:0"
             )),
             _ => self.check_disk(),

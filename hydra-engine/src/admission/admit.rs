@@ -1,7 +1,7 @@
 //! Runs the steps of admission in order and collects their result.
 
 use super::alike::equal_first_evaluations;
-use super::buffers::{ShardBuffers, shard_buffers};
+use super::buffers::{ResidentBytes, ShardBuffers, shard_buffers};
 use super::check::check;
 use super::cut::CutTask;
 use super::fit::{Fit, Fitting};
@@ -24,7 +24,7 @@ use hydra_core::{Chain, Length, ParamBufferLayout, TaskId};
 use hydra_partition::{PartitionPlan, Profile};
 use hydra_spill::ParamBufferId;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// An admitted task. Its plan is not serialized with it; plans are saved in files of their own.
@@ -98,6 +98,9 @@ pub struct AdmittedTask {
     pub estimate: Estimate,
     /// Where the optimizer steps.
     pub optimizer: Placement,
+    /// The bytes of its buffers that are resident on the device.
+    #[serde(skip)]
+    pub(crate) resident: ResidentBytes,
 }
 
 /// The estimated compute time of a task, by its parts.
@@ -249,9 +252,32 @@ impl Admission {
         let buffers = self.tasks.iter().flat_map(|task| task.shared.iter().flatten());
         buffers.collect::<BTreeSet<_>>().into_iter().map(|buffer| buffer.bytes).sum()
     }
+
+    /// The buffers that are resident on the device, by their ids in the store, with the bytes of their masters.
+    pub(crate) fn resident_buffers(&self) -> BTreeMap<ParamBufferId, u64> {
+        let of = |(index, task): (usize, &AdmittedTask)| {
+            let with_id = |&(buffer, bytes): &(usize, u64)| {
+                let own = ParamBufferId::new(TaskId(index), buffer);
+                (task.shared[buffer].map_or(own, |of| of.id), bytes)
+            };
+            task.resident.masters.iter().map(with_id).collect::<Vec<_>>()
+        };
+        self.tasks.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// The device bytes of resident buffers and of their pending gradients.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let pending: u64 = self.tasks.iter().map(|task| task.resident.pending).sum();
+        pending + self.resident_buffers().into_values().sum::<u64>()
+    }
 }
 
 impl AdmittedTask {
+    /// Bytes of a shard's parameters that are promoted.
+    pub(crate) fn promoted_bytes(&self, shard: usize) -> u64 {
+        self.plan.shards[shard].param_bytes.saturating_sub(self.resident.shards[shard])
+    }
+
     /// Bytes of the unshared masters in host memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.master_bytes - self.shared_bytes - self.disk_bytes
@@ -313,9 +339,13 @@ impl AdmittedTask {
             master_bytes: sizes.buffers.masters.iter().sum(),
             shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
             disk_bytes: sizes.buffers.own_disk_bytes(&on_disk),
-            buffers: shard_buffers(&task.chain, &plan, |buffer| {
-                shared[buffer].map_or(ParamBufferId::new(id, buffer), |of| of.id)
-            }),
+            buffers: shard_buffers(
+                &task.chain,
+                &plan,
+                |buffer| !optimizer.is_resident(buffer),
+                |buffer| shared[buffer].map_or(ParamBufferId::new(id, buffer), |of| of.id),
+            ),
+            resident: ResidentBytes::of(task, &plan, |buffer| optimizer.is_resident(buffer)),
             shared,
             on_disk,
             in_place_bytes: sizes.buffers.in_place.iter().sum(),

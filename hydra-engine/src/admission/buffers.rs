@@ -64,11 +64,12 @@ pub(crate) fn stepped_bytes(buffer: &ParamBufferLayout, spec: &TrainSpec) -> u64
     (others * piece).checked_div(elements).unwrap_or(0) + moments
 }
 
-/// The bytes of pending gradients for which a device-resident task reserves device memory over its whole life. One
-/// parameter is counted once more: it is copied while it is summed or restored to its best values.
-pub(crate) fn waiting(chain: &Chain, spec: &TrainSpec) -> u64 {
+/// The bytes of pending gradients for which a task reserves device memory over its whole life, if these buffers are
+/// resident there. One parameter is counted once more: it is copied while it is summed or restored to its best values.
+pub(crate) fn waiting(chain: &Chain, spec: &TrainSpec, is_resident: impl Fn(usize) -> bool) -> u64 {
     let accumulates = spec.accumulate > 1;
-    let trained = || chain.buffers().iter().filter(|buffer| buffer.trained);
+    let resident = || chain.buffers().iter().enumerate().filter(|(buffer, _)| is_resident(*buffer));
+    let trained = || resident().map(|(_, buffer)| buffer).filter(|buffer| buffer.trained);
     let again = |buffer: &&ParamBufferLayout| accumulates || spec.keeps_best() || buffer.layers.len() > 1;
     let params = trained().filter(again).flat_map(|buffer| &buffer.params);
     let largest = params.map(|param| (param.len * size_of::<f32>()) as u64).max().unwrap_or(0);
@@ -84,6 +85,34 @@ fn waiting_of(buffer: &ParamBufferLayout, accumulates: bool) -> u64 {
     tied + if accumulates { buffer.moment_bytes() } else { 0 }
 }
 
+/// The bytes of a task's buffers that are resident on the device.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ResidentBytes {
+    /// For each shard, those of its parameters, which are not promoted.
+    pub shards: Vec<u64>,
+    /// The resident buffers, with the bytes of their masters.
+    pub masters: Vec<(usize, u64)>,
+    /// Those of pending gradients over the life of the task.
+    pub pending: u64,
+}
+
+impl ResidentBytes {
+    pub(super) fn of(task: &TrainTask, plan: &PartitionPlan, is_resident: impl Fn(usize) -> bool) -> Self {
+        let (chain, spec) = (&task.chain, &task.spec);
+        let parameters = |shard: &ShardPlan| {
+            let buffers = chain.buffers_of(shard.range()).into_iter().filter(|buffer| is_resident(*buffer));
+            buffers.map(|buffer| chain.buffers()[buffer].bytes()).sum()
+        };
+        let resident: Vec<usize> = (0..chain.buffers().len()).filter(|buffer| is_resident(*buffer)).collect();
+        let masters = resident.iter().map(|buffer| (*buffer, master_bytes(&chain.buffers()[*buffer], spec)));
+        Self {
+            shards: plan.shards.iter().map(parameters).collect(),
+            masters: masters.collect(),
+            pending: if resident.is_empty() { 0 } else { waiting(chain, spec, is_resident) },
+        }
+    }
+}
+
 /// The buffers of a shard, in the groups that devices cache separately.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShardBuffers {
@@ -93,10 +122,11 @@ pub(crate) struct ShardBuffers {
     pub stepped: Vec<ParamBufferCost>,
 }
 
-/// The buffers of each shard.
+/// The promoted buffers of each shard.
 pub(super) fn shard_buffers(
     chain: &Chain,
     plan: &PartitionPlan,
+    is_promoted: impl Fn(usize) -> bool,
     name: impl Fn(usize) -> ParamBufferId,
 ) -> Vec<ShardBuffers> {
     let bytes = |buffer: usize| chain.buffers()[buffer].bytes();
@@ -106,7 +136,7 @@ pub(super) fn shard_buffers(
     };
     let stepped = |buffer: usize| ParamBufferCost { id: buffer as u64, bytes: bytes(buffer) };
     let of = |shard: &ShardPlan| {
-        let buffers = chain.buffers_of(shard.range()).into_iter();
+        let buffers = chain.buffers_of(shard.range()).into_iter().filter(|buffer| is_promoted(*buffer));
         let (trained, others): (Vec<usize>, Vec<usize>) =
             buffers.partition(|buffer| chain.buffers()[*buffer].trained);
         ShardBuffers {

@@ -6,7 +6,7 @@ use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
 use hydra_core::Batch;
 use hydra_partition::{
-    Demand, PartitionError, PartitionPlan, Profile, Rules, choose_reserve, pipelined_reserve,
+    Demand, PartitionError, PartitionPlan, Pipeline, Profile, Rules, choose_reserve, pipelined_reserve,
 };
 use hydra_spill::ParamBufferId;
 use std::ops::Range;
@@ -44,36 +44,37 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The limits of tasks on devices of at least `budget` bytes with this pipeline depth. A task that does not fit
+    /// The limits of tasks on devices of at least `budget` bytes with this pipeline. A task that does not fit
     /// is refused by name, or skipped; of two tasks that do not fit together the later one is.
     pub(super) fn for_those_that_fit<'a>(
         tasks: Vec<MeasuredTask<'a>>,
-        (budget, depth): (u64, usize),
+        (budget, pipeline): (u64, Pipeline),
         skipped_tasks: &mut SkippedTasks,
     ) -> Result<(Vec<MeasuredTask<'a>>, Self), EngineError> {
-        if !skipped_tasks.allowed || Self::of(&tasks, budget, depth).is_ok() {
-            let limits = Self::of(&tasks, budget, depth)?;
+        if !skipped_tasks.allowed || Self::of(&tasks, budget, pipeline).is_ok() {
+            let limits = Self::of(&tasks, budget, pipeline)?;
             return Ok((tasks, limits));
         }
         let mut fitting: Vec<MeasuredTask<'a>> = Vec::new();
         for measured in tasks {
             let task = measured.task;
             fitting.push(measured);
-            if let Err(error) = Self::of(&fitting, budget, depth) {
+            if let Err(error) = Self::of(&fitting, budget, pipeline) {
                 fitting.pop();
                 skipped_tasks.skip(task, error)?;
             }
         }
         skipped_tasks.check(&fitting)?;
-        let limits = Self::of(&fitting, budget, depth)?;
+        let limits = Self::of(&fitting, budget, pipeline)?;
         Ok((fitting, limits))
     }
 
     /// The limits of tasks on devices of at least `budget` bytes; a task that does not fit is refused by name.
-    fn of(tasks: &[MeasuredTask<'_>], budget: u64, depth: usize) -> Result<Self, EngineError> {
+    fn of(tasks: &[MeasuredTask<'_>], budget: u64, pipeline: Pipeline) -> Result<Self, EngineError> {
         let demands =
             |sums: bool| -> Vec<Demand<'_>> { tasks.iter().map(|task| task.demand(sums)).collect() };
-        let pipelined = |demands: &[Demand<'_>], reserve| pipelined_reserve(demands, budget, reserve, depth);
+        let pipelined =
+            |demands: &[Demand<'_>], reserve| pipelined_reserve(demands, budget, reserve, pipeline);
         let with_sums = demands(true);
         if let Ok(reserve) = choose_reserve(&with_sums, budget) {
             return Ok(Self { budget, reserve: pipelined(&with_sums, reserve), sums: true });

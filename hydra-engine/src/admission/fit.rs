@@ -5,7 +5,7 @@ use super::host_memory::{HostMemory, HostMemoryPlan};
 use super::in_place::{FrozenWeights, choose};
 use super::measure::{MeasuredTask, Pilot};
 use super::microbatch_group::{GroupDevices, least_sizes, widen};
-use super::placement::{OptimizerPlacement, Placement, place};
+use super::placement::{OptimizerPlacement, Place, Placement, all_resident, place};
 use super::settings::AdmissionSettings;
 use super::shared::shared_buffers;
 use super::sizes::TaskSizes;
@@ -13,6 +13,7 @@ use super::skipped::SkippedTasks;
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
 use crate::train_task::TrainTask;
+use hydra_partition::Pipeline;
 
 /// The inputs of the search.
 pub(super) struct Fitting<'f> {
@@ -68,26 +69,61 @@ impl Fitting<'_> {
         }
     }
 
+    /// Returns whether the only task of a run waits for steps on the host: no other task computes meanwhile. The steps of
+    /// adapters, and one step for several microbatches, are short in comparison with the computation.
+    fn waits_for_its_optimizer(&self, measured: &[MeasuredTask<'_>]) -> bool {
+        let [MeasuredTask { task, .. }] = measured else { return false };
+        let trained = task.chain.buffers().iter().filter(|buffer| buffer.trained);
+        let trained: usize = trained.map(|buffer| buffer.elements).sum();
+        let all: usize = task.chain.buffers().iter().map(|buffer| buffer.elements).sum();
+        let has_long_steps = task.spec.accumulate <= 1 && 2 * trained > all;
+        let trains = !task.evaluate_only && !task.is_finished();
+        let is_resident = || match self.devices {
+            [device] if self.placement() != OptimizerPlacement::Host => {
+                all_resident(&measured[0], device, self.memory)
+            }
+            _ => false,
+        };
+        trains && has_long_steps && !is_resident()
+    }
+
+    /// The placement that was asked for; only tasks that are there from the start can be device-resident.
+    fn placement(&self) -> OptimizerPlacement {
+        match self.settings.placement {
+            OptimizerPlacement::Auto if self.settings.controlled => OptimizerPlacement::Host,
+            other => other,
+        }
+    }
+
     fn fit<'a>(&self, measured: Vec<MeasuredTask<'a>>) -> Result<Fit<'a>, EngineError> {
         let Self { shapes, devices, memory, depth, microbatch_groups, host, pilot, settings } = *self;
         let mut skipped_tasks = SkippedTasks::new(settings.leave_out);
-        let (measured, limits) = Limits::for_those_that_fit(measured, (memory, depth), &mut skipped_tasks)?;
+        let pipeline = Pipeline { depth, cuts_all: depth > 1 && self.waits_for_its_optimizer(&measured) };
+        let (measured, limits) =
+            Limits::for_those_that_fit(measured, (memory, pipeline), &mut skipped_tasks)?;
         let mut cut = cut(measured, &limits, pilot, &mut skipped_tasks)?;
         // Shapes were measured after the tasks, so they come last.
         let is_shape = |cut: &CutTask<'_>| shapes.iter().any(|shape| std::ptr::eq(shape, cut.task));
         let mut shaped = cut.split_off(cut.partition_point(|cut| !is_shape(cut)));
         skipped_tasks.check(&cut)?;
-        // Only tasks that are there from the start can be device-resident.
-        let placement = match settings.placement {
-            OptimizerPlacement::Auto if settings.controlled => OptimizerPlacement::Host,
-            other => other,
-        };
         let mut in_place = settings.frozen == FrozenWeights::Files;
         let (placed, sizes) = loop {
-            let placed = place(placement, &cut, &limits, devices)?;
-            share(&mut cut, &placed, &mut shaped);
-            choose(&mut cut, &mut shaped, &placed, in_place);
-            let mut sizes = least_sizes(&cut, &placed, devices.len());
+            let mut placed = place(self.placement(), (&cut, &shaped), &limits, devices)?;
+            let mut settle = |placed: &[Placement], in_place| {
+                share(&mut cut, placed, &mut shaped);
+                choose(&mut cut, &mut shaped, placed, in_place);
+                least_sizes(&cut, placed, devices.len())
+            };
+            let mut sizes = settle(&placed, in_place);
+            // A task with resident buffers does not leave host memory, and on the disk a buffer is stored for all of its
+            // tasks.
+            let is_partial = |placed: &Placement| placed.on == Place::Partial;
+            let stays = || host.disk.is_none() && fits_in_memory(host, &sizes);
+            if placed.iter().any(is_partial) && !stays() {
+                let why = "the run has a disk, or not all tasks fit in host memory at the same time";
+                placed.iter_mut().filter(|of| is_partial(of)).for_each(|of| *of = Placement::host(why));
+                sizes = settle(&placed, in_place);
+            }
             // Frozen weights are read in place before a task is queued, skipped or stored on the disk.
             if settings.frozen == FrozenWeights::Auto && !in_place && !fits_in_memory(host, &sizes) {
                 in_place = choose(&mut cut, &mut shaped, &placed, true);
@@ -109,13 +145,11 @@ fn fits_in_memory(host: &HostMemory<'_>, sizes: &[TaskSizes]) -> bool {
 
 /// Finds buffers that tasks share, including tasks that may be added later, which are stepped on the host.
 fn share<'a>(cut: &mut [CutTask<'a>], placed: &[Placement], shaped: &mut [CutTask<'a>]) {
-    let device_resident = placed.iter().map(Placement::on_device).chain(std::iter::repeat(false));
-    let shared = shared_buffers(
-        cut.iter()
-            .chain(&*shaped)
-            .zip(device_resident)
-            .map(|(cut, device_resident)| (cut.task, device_resident)),
-    );
+    let placed = placed.iter().map(Some).chain(std::iter::repeat(None));
+    let is_resident = |placed: Option<&Placement>, buffer| placed.is_some_and(|on| on.is_resident(buffer));
+    let all = cut.iter().chain(&*shaped).zip(placed);
+    let shared =
+        shared_buffers(all.map(|(cut, placed)| (cut.task, move |buffer| is_resident(placed, buffer))));
     cut.iter_mut().chain(shaped).zip(shared).for_each(|(cut, shared)| cut.shared = shared);
 }
 

@@ -86,8 +86,17 @@ pub(crate) struct GradientBytes {
 }
 
 impl GradientBytes {
-    pub(crate) fn of(chain: &Chain, spec: &TrainSpec, shards: &[Range<usize>]) -> Self {
-        let buffers = || chain.buffers().iter().enumerate().filter(|(_, buffer)| buffer.trained);
+    /// The gradients of these shards without those of buffers that are resident on the device, which stay there.
+    pub(crate) fn of(
+        chain: &Chain,
+        spec: &TrainSpec,
+        shards: &[Range<usize>],
+        is_resident: impl Fn(usize) -> bool,
+    ) -> Self {
+        let buffers = || {
+            let all = chain.buffers().iter().enumerate();
+            all.filter(|(index, buffer)| buffer.trained && !is_resident(*index))
+        };
         let uses = |layers: &[usize], shard: &Range<usize>| {
             layers.iter().filter(|layer| shard.contains(layer)).count() as u64
         };
@@ -182,7 +191,7 @@ mod tests {
         let chain = gpt2::chain(&Gpt2Config::preset("bytes-tiny").unwrap(), None).unwrap();
         let spec = TrainSpec::new(OptimizerSpec::adamw(1e-3), 1);
         let layers: Vec<Range<usize>> = (0..chain.len()).map(|layer| layer..layer + 1).collect();
-        let cut = GradientBytes::of(&chain, &spec, &layers);
+        let cut = GradientBytes::of(&chain, &spec, &layers, |_| false);
         let (tied, others): (Vec<_>, Vec<_>) =
             chain.buffers().iter().partition(|buffer| buffer.layers.len() > 1);
         assert!(!tied.is_empty());
@@ -195,12 +204,12 @@ mod tests {
         };
         assert_eq!(cut.largest, (0..chain.len()).map(completed).max().unwrap());
         // In one shard nothing is shared, and both uses are computed together.
-        let whole = GradientBytes::of(&chain, &spec, std::slice::from_ref(&(0..chain.len())));
+        let whole = GradientBytes::of(&chain, &spec, std::slice::from_ref(&(0..chain.len())), |_| false);
         assert_eq!(
             (whole.shared, whole.waiting, whole.largest, whole.budget_bytes(1)),
             (0, 0, cut.all, cut.all)
         );
-        let clipped = GradientBytes::of(&chain, &TrainSpec { clip: Some(1.0), ..spec }, &layers);
+        let clipped = GradientBytes::of(&chain, &TrainSpec { clip: Some(1.0), ..spec }, &layers, |_| false);
         assert_eq!(clipped.budget_bytes(1), cut.all);
     }
 }

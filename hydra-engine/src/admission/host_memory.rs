@@ -360,7 +360,6 @@ mod tests {
             microbatch_group: MicrobatchGroup::ONE,
             replicas: 1,
             window: Window::OPEN,
-            device_resident: false,
         }
     }
 

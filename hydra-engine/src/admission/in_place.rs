@@ -36,18 +36,20 @@ fn can_be_read(task: &TrainTask, buffer: usize) -> bool {
 }
 
 /// Sets which buffers of the tasks, and of the shapes of tasks that may be added, are read in place: all that can be, or
-/// none. Buffers of device-resident and of finished tasks are not. Returns whether a task has any.
+/// none. Buffers that are resident on the device, and those of finished tasks, are not. Returns whether a task has any.
 pub(super) fn choose<'a>(
     cut: &mut [CutTask<'a>],
     shaped: &mut [CutTask<'a>],
     placed: &[Placement],
     in_place: bool,
 ) -> bool {
-    let on_device = placed.iter().map(Placement::on_device).chain(std::iter::repeat(false));
-    for (cut, on_device) in cut.iter_mut().chain(&mut *shaped).zip(on_device) {
-        let may_be = in_place && !on_device && !cut.task.is_finished();
+    let placed = placed.iter().map(Some).chain(std::iter::repeat(None));
+    for (cut, placed) in cut.iter_mut().chain(&mut *shaped).zip(placed) {
+        let may_be = in_place && !cut.task.is_finished();
+        let is_resident = |buffer| placed.is_some_and(|on| on.is_resident(buffer));
         let buffers = 0..cut.task.chain.buffers().len();
-        cut.in_place = buffers.map(|buffer| may_be && can_be_read(cut.task, buffer)).collect();
+        let can_be = |buffer| may_be && !is_resident(buffer) && can_be_read(cut.task, buffer);
+        cut.in_place = buffers.map(can_be).collect();
     }
     // A buffer that tasks share is in one place.
     let all = || cut.iter().chain(&*shaped);

@@ -18,6 +18,7 @@ mod identities;
 mod in_place;
 mod measure;
 mod microbatch_group;
+mod partial;
 mod placement;
 mod settings;
 mod shared;
@@ -29,9 +30,7 @@ mod traffic;
 
 pub(crate) use admit::admit;
 pub use admit::{Admission, AdmittedTask, Estimate};
-pub(crate) use buffers::{
-    ShardBuffers, best_bytes, initial_bytes, is_narrowed, stepped_bytes, stored_bytes, waiting,
-};
+pub(crate) use buffers::{ShardBuffers, best_bytes, initial_bytes, is_narrowed, stepped_bytes, stored_bytes};
 pub(crate) use disk::DiskTier;
 pub(crate) use division::groups;
 pub(crate) use gradients::{GradientBytes, Window};

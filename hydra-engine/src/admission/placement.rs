@@ -1,16 +1,20 @@
 //! Third step: places each task's optimizer on the host, or on the device if its masters can be resident there.
 //!
 //! A device-resident task has no transfers. The device is therefore chosen if everything fits there together and its
-//! step is bit-exact with the host's, and otherwise only on request.
+//! step is bit-exact with the host's. If not everything fits, a GPU has the masters of the buffers that do
+//! ([`partial`](super::partial)).
 
 use super::buffers::{master_bytes, waiting};
 use super::cut::{CutTask, Limits};
+use super::measure::MeasuredTask;
+use super::partial::{free_bytes, resident_buffers};
 use super::shared::shared_buffers;
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{EngineError, guarded, with_causes};
 use crate::optimizer::{DeviceStepper, OptimizerCheck, Tried};
 use crate::train_task::TrainTask;
 use hydra_core::{ByteSize, Chain, FloatType, OptimizerSpec, ParamBufferLayout, TrainSpec};
+use hydra_partition::margin;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -18,11 +22,15 @@ use std::collections::BTreeSet;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerPlacement {
-    /// On the device if everything fits there and its step is bit-exact with the host's, else on the host.
+    /// On a GPU if everything fits there and its step is bit-exact with the host's; if not everything fits, as
+    /// [`Partial`](Self::Partial); else on the host.
     #[default]
     Auto,
     /// On the host.
     Host,
+    /// On the device for the buffers whose masters fit there, on the host for the others (partial offload). Where
+    /// the device's step is not bit-exact with the host's, all are on the host.
+    Partial,
     /// On the device, even if its step is not bit-exact with the host's. A run in which this is impossible is
     /// refused.
     Device,
@@ -35,6 +43,9 @@ pub enum Place {
     /// On the host, on the masters there.
     #[default]
     Host,
+    /// On the device for some buffers, whose masters are resident there while the task runs, and on the host for the
+    /// others.
+    Partial,
     /// On the device, where the masters are resident while the task runs.
     Device,
 }
@@ -48,6 +59,9 @@ pub struct Placement {
     pub exact: bool,
     /// The reason, as text.
     pub why: String,
+    /// The buffers of the chain that are resident on the device, if only some are.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub resident: BTreeSet<usize>,
 }
 
 impl Default for Placement {
@@ -58,20 +72,32 @@ impl Default for Placement {
 
 impl Placement {
     pub(super) fn host(why: impl Into<String>) -> Self {
-        Self { on: Place::Host, exact: true, why: why.into() }
+        Self { on: Place::Host, exact: true, why: why.into(), resident: BTreeSet::new() }
     }
 
     /// Returns whether the task is device-resident.
     pub(crate) fn on_device(&self) -> bool {
         self.on == Place::Device
     }
+
+    /// Returns whether the masters of a buffer are resident on the device.
+    pub(crate) fn is_resident(&self, buffer: usize) -> bool {
+        match self.on {
+            Place::Host => false,
+            Place::Partial => self.resident.contains(&buffer),
+            Place::Device => true,
+        }
+    }
 }
 
 /// The device memory of a task, as far as placement depends on it.
+#[derive(Default)]
 struct DevicePeaks<'a> {
     name: &'a str,
     /// The reason why the host must step it, if there is one.
     obstacle: Option<String>,
+    /// Its parameter buffers.
+    buffers: usize,
     /// True if nothing is trained.
     untrained: bool,
     /// Bytes for the whole run if the task is device-resident: masters, moments and pending gradients.
@@ -92,16 +118,21 @@ struct DeviceHeadroom<'a> {
     /// Bytes of the double buffer, into which spilled tasks are promoted.
     reserve: u64,
     margin: u64,
+    /// The buffers of each task that would be resident, if not everything fits.
+    partial: &'a [BTreeSet<usize>],
 }
 
-/// Places the optimizer of every task of a run.
+/// Places the optimizer of every task of a run, in which copies of the `shaped` tasks may be added later.
 pub(super) fn place(
     asked: OptimizerPlacement,
-    tasks: &[CutTask<'_>],
+    (tasks, shaped): (&[CutTask<'_>], &[CutTask<'_>]),
     limits: &Limits,
     devices: &[LogicalDevice],
 ) -> Result<Vec<Placement>, EngineError> {
     let device = devices.first().ok_or(EngineError::NoDevice)?;
+    let stepper = device.stepper();
+    let free = free_bytes(tasks.iter().chain(shaped), limits);
+    let partial = resident_buffers(tasks, free, |task| obstacle(task, &stepper));
     let headroom = DeviceHeadroom {
         name: &device.spec.name,
         devices: devices.len(),
@@ -109,8 +140,8 @@ pub(super) fn place(
         budget: device.spec.memory.bytes(),
         reserve: limits.reserve,
         margin: tasks.iter().map(|cut| cut.plan.rules.margin).max().unwrap_or(0),
+        partial: &partial,
     };
-    let stepper = device.stepper();
     let mut peaks: Vec<DevicePeaks<'_>> = tasks.iter().map(|cut| DevicePeaks::of(cut, &stepper)).collect();
     count_shared_once(&mut peaks, tasks);
     let device_resident =
@@ -118,10 +149,19 @@ pub(super) fn place(
     choose(asked, &peaks, &headroom, || step_is_exact(device, &stepper, device_resident))
 }
 
+/// Returns whether a task that runs alone on a device of `budget` bytes could be device-resident in one shard.
+pub(super) fn all_resident(measured: &MeasuredTask<'_>, device: &LogicalDevice, budget: u64) -> bool {
+    let (task, profile) = (measured.task, &measured.costs.profile);
+    let whole = profile.shard_memory(0..profile.len());
+    let compute = whole.peak_bytes().saturating_sub(whole.param_bytes);
+    let needed = [device_resident_bytes(&task.chain, &task.spec), compute, margin(budget, profile.measured)];
+    obstacle(task, &device.stepper()).is_none() && needed.into_iter().fold(0, u64::saturating_add) <= budget
+}
+
 /// Counts buffers that several tasks share for only one of them, among tasks that may be device-resident.
 fn count_shared_once(peaks: &mut [DevicePeaks<'_>], tasks: &[CutTask<'_>]) {
     let device_resident =
-        tasks.iter().zip(peaks.iter()).map(|(cut, peaks)| (cut.task, peaks.may_be_device_resident()));
+        tasks.iter().zip(peaks.iter()).map(|(cut, peaks)| (cut.task, |_| peaks.may_be_device_resident()));
     let shared = shared_buffers(device_resident);
     let mut seen = BTreeSet::new();
     let all = tasks.iter().zip(peaks).zip(shared);
@@ -148,23 +188,29 @@ fn step_is_exact<'a>(
 
 /// The bytes of the masters and pending gradients of a device-resident task.
 fn device_resident_bytes(chain: &Chain, spec: &TrainSpec) -> u64 {
-    chain.buffers().iter().map(|buffer| master_bytes(buffer, spec)).sum::<u64>() + waiting(chain, spec)
+    let masters: u64 = chain.buffers().iter().map(|buffer| master_bytes(buffer, spec)).sum();
+    masters + waiting(chain, spec, |_| true)
+}
+
+/// The reason why the host must step a task, if there is one.
+fn obstacle(task: &TrainTask, stepper: &DeviceStepper) -> Option<String> {
+    let clipped = task.spec.clip.map(|_| "gradient clipping waits for the norm of all gradients".to_owned());
+    let steps = stepper.memory.steps(&*task.spec.optimizer);
+    let name = task.spec.optimizer.name();
+    let has_state = task.chain.buffers().iter().any(ParamBufferLayout::is_state);
+    let states = has_state.then(|| "the host updates its running statistics".to_owned());
+    let without_kernel = (!steps).then(|| format!("the device has no kernel for the optimizer `{name}`"));
+    clipped.or(without_kernel).or(states)
 }
 
 impl<'a> DevicePeaks<'a> {
     fn of(cut: &CutTask<'a>, stepper: &DeviceStepper) -> Self {
         let (task, shards) = (cut.task, &cut.plan.shards);
         let compute = shards.iter().map(|shard| shard.most_bytes().saturating_sub(shard.param_bytes)).max();
-        let clipped =
-            task.spec.clip.map(|_| "gradient clipping waits for the norm of all gradients".to_owned());
-        let steps = stepper.memory.steps(&*task.spec.optimizer);
-        let name = task.spec.optimizer.name();
-        let has_state = task.chain.buffers().iter().any(ParamBufferLayout::is_state);
-        let states = has_state.then(|| "the host updates its running statistics".to_owned());
-        let without_kernel = (!steps).then(|| format!("the device has no kernel for the optimizer `{name}`"));
         Self {
             name: &task.name,
-            obstacle: clipped.or(without_kernel).or(states),
+            obstacle: obstacle(task, stepper),
+            buffers: task.chain.buffers().len(),
             untrained: task.evaluate_only,
             device_resident: device_resident_bytes(&task.chain, &task.spec),
             compute: compute.unwrap_or(0),
@@ -198,19 +244,54 @@ impl DeviceHeadroom<'_> {
         device_resident.saturating_add(compute.max().unwrap_or(0)).saturating_add(self.margin)
     }
 
-    /// The reason why no task can be device-resident, if there is one.
-    fn obstacle(&self, tasks: &[DevicePeaks<'_>]) -> Option<String> {
-        if self.devices > 1 {
-            let devices = self.devices;
-            return Some(format!(
-                "the run has {devices} devices, and resident masters are on one device only"
-            ));
-        }
+    /// The reason why nothing can be resident, if there is one.
+    fn several_devices(&self) -> Option<String> {
+        let devices = self.devices;
+        (devices > 1)
+            .then(|| format!("the run has {devices} devices, and resident masters are on one device only"))
+    }
+
+    /// The reason why not all tasks can be device-resident, if there is one.
+    fn shortage(&self, tasks: &[DevicePeaks<'_>]) -> Option<String> {
         let needed = self.needed(tasks);
         (needed > self.budget).then(|| {
             let (needed, budget) = (ByteSize(needed).at_least(), ByteSize(self.budget));
             format!("with moments, everything would take {needed} of {budget} on {}", self.name)
         })
+    }
+
+    /// The placements with the resident buffers that fit, `why` not all do, and the result of the bit-exactness check.
+    fn partial(
+        &self,
+        tasks: &[DevicePeaks<'_>],
+        why: &str,
+        exact: Result<bool, EngineError>,
+    ) -> Vec<Placement> {
+        let placed = |(task, resident): (&DevicePeaks<'_>, &BTreeSet<usize>)| {
+            let (some, all) = (resident.len(), task.buffers);
+            match (&exact, &task.obstacle) {
+                _ if task.untrained => Placement::host("nothing is trained"),
+                (Ok(true), _) if some > 0 => Placement {
+                    on: Place::Partial,
+                    exact: true,
+                    why: format!("{why}; {some} of the {all} parameter buffers are resident there"),
+                    resident: resident.clone(),
+                },
+                (Ok(true), Some(obstacle)) => Placement::host(obstacle.clone()),
+                (Ok(true), None) => Placement::host(why),
+                (exact, _) => Placement::host(self.inexact(exact)),
+            }
+        };
+        tasks.iter().zip(self.partial).map(placed).collect()
+    }
+
+    /// The reason why a task is stepped on the host whose step on the device is not bit-exact, or failed.
+    fn inexact(&self, exact: &Result<bool, EngineError>) -> String {
+        let name = self.name;
+        match exact {
+            Ok(_) => format!("a step on {name} would not be bit-exact with the host's"),
+            Err(error) => format!("a trial step on {name} failed: {}", with_causes(error)),
+        }
     }
 
     /// The placement of tasks that may be device-resident, given the result of the bit-exactness check.
@@ -226,12 +307,13 @@ impl DeviceHeadroom<'_> {
                 format!("everything fits on {name}, and its step is bit-exact with the host's")
             }
             (Ok(false), true) => "requested, although its step is not bit-exact with the host's".to_owned(),
-            (Ok(false), false) => format!("a step on {name} would not be bit-exact with the host's"),
-            (Err(error), _) => format!("a trial step on {name} failed: {}", with_causes(error)),
+            (Ok(false), false) | (Err(_), _) => self.inexact(&exact),
         };
         match exact {
             Err(error) if is_required => Err(error),
-            Ok(exact) if exact || is_required => Ok(Placement { on: Place::Device, exact, why }),
+            Ok(exact) if exact || is_required => {
+                Ok(Placement { on: Place::Device, exact, ..Placement::host(why) })
+            }
             _ => Ok(Placement::host(why)),
         }
     }
@@ -248,14 +330,22 @@ fn choose(
     if asked == OptimizerPlacement::Host {
         return all_on_host("requested");
     }
-    if !is_required && !headroom.gpu {
+    if asked == OptimizerPlacement::Auto && !headroom.gpu {
         return all_on_host("resident masters save nothing on a CPU device");
     }
     let Some(first) = tasks.iter().find(|task| !task.untrained) else {
         return all_on_host("nothing is trained");
     };
-    if let Some(problem) = headroom.obstacle(tasks) {
+    let shortage = headroom.shortage(tasks);
+    if let Some(problem) = headroom.several_devices().or(shortage.clone().filter(|_| is_required)) {
         return if is_required { Err(refusal(first, problem)) } else { all_on_host(&problem) };
+    }
+    let requested = || (asked == OptimizerPlacement::Partial).then(|| "requested".to_owned());
+    if let Some(why) = requested().or(shortage) {
+        return match headroom.partial.iter().all(BTreeSet::is_empty) {
+            true => all_on_host(&why),
+            false => Ok(headroom.partial(tasks, &why, exact())),
+        };
     }
     if let Some((task, obstacle)) = tasks.iter().find_map(|task| Some((task, task.obstacle.as_ref()?)))
         && is_required
@@ -277,11 +367,20 @@ fn refusal(task: &DevicePeaks<'_>, problem: String) -> EngineError {
 mod tests {
     use super::*;
 
-    const HEADROOM: DeviceHeadroom<'static> =
-        DeviceHeadroom { name: "cuda:0", devices: 1, gpu: true, budget: 1000, reserve: 100, margin: 50 };
+    const HEADROOM: DeviceHeadroom<'static> = DeviceHeadroom {
+        name: "cuda:0",
+        devices: 1,
+        gpu: true,
+        budget: 1000,
+        reserve: 100,
+        margin: 50,
+        partial: &[],
+    };
 
     fn task(name: &str, device_resident: u64) -> DevicePeaks<'_> {
-        DevicePeaks { name, obstacle: None, untrained: false, device_resident, compute: 200, params: 100 }
+        let peaks =
+            DevicePeaks { name, obstacle: None, buffers: 3, untrained: false, ..DevicePeaks::default() };
+        DevicePeaks { device_resident, compute: 200, params: 100, ..peaks }
     }
 
     fn placed(
@@ -320,6 +419,32 @@ mod tests {
         assert!(choose(OptimizerPlacement::Device, &two, &HEADROOM, failed).is_err());
         let cpu = DeviceHeadroom { gpu: false, ..HEADROOM };
         assert!(auto(&two, &cpu, true).starts_with("Host: resident masters save nothing"));
+    }
+
+    #[test]
+    fn a_part_is_resident_where_not_everything_fits() {
+        let resident = [BTreeSet::from([0, 2]), BTreeSet::new()];
+        let partial = || DeviceHeadroom { partial: &resident, ..HEADROOM };
+        let two = [task("a", 300), task("b", 451)];
+        let why = "with moments, everything would take 1001 B of 1000 B on cuda:0";
+        let expected =
+            format!("Partial: {why}; 2 of the 3 parameter buffers are resident there\nHost: {why}");
+        assert_eq!(placed(OptimizerPlacement::Auto, &two, &partial(), true), expected);
+        let inexact = placed(OptimizerPlacement::Auto, &two, &partial(), false);
+        let not_exact = "Host: a step on cuda:0 would not be bit-exact with the host's";
+        assert_eq!(inexact, [not_exact, not_exact].join("\n"));
+        assert!(placed(OptimizerPlacement::Device, &two, &partial(), true).contains(why));
+        let asked = placed(OptimizerPlacement::Partial, &[task("a", 1), task("b", 1)], &partial(), true);
+        assert_eq!(
+            asked,
+            "Partial: requested; 2 of the 3 parameter buffers are resident there\nHost: requested"
+        );
+        let cpu = DeviceHeadroom { gpu: false, ..partial() };
+        assert!(
+            placed(OptimizerPlacement::Auto, &two, &cpu, true).starts_with("Host: resident masters save")
+        );
+        let several = DeviceHeadroom { devices: 2, ..partial() };
+        assert!(placed(OptimizerPlacement::Auto, &two, &several, true).starts_with("Host: the run has 2"));
     }
 
     #[test]

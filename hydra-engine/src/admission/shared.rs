@@ -74,16 +74,16 @@ impl SharingKey {
 }
 
 /// For each buffer of each task, the stored buffer that it shares with other tasks, under the id of the first of
-/// them; `None` if it is not shared. The flag of each task is true if it is device-resident: buffers on a device and
-/// on the host are not shared.
-pub(super) fn shared_buffers<'a>(
-    tasks: impl Iterator<Item = (&'a TrainTask, bool)>,
+/// them; `None` if it is not shared. The function of each task returns whether a buffer is resident on the device:
+/// buffers on a device and on the host are not shared.
+pub(super) fn shared_buffers<'a, R: Fn(usize) -> bool>(
+    tasks: impl Iterator<Item = (&'a TrainTask, R)>,
 ) -> Vec<Vec<Option<ParamBufferId>>> {
-    let tasks: Vec<(&TrainTask, bool)> = tasks.collect();
+    let tasks: Vec<(&TrainTask, R)> = tasks.collect();
     let kept: Vec<Option<FrozenValues>> =
         tasks.iter().enumerate().map(|(index, (task, _))| FrozenValues::of_checkpoint(index, task)).collect();
     let made: Vec<Vec<Option<SharingKey>>> =
-        tasks.iter().map(|(task, device_resident)| frozen(task, *device_resident)).collect();
+        tasks.iter().map(|(task, is_resident)| frozen(task, is_resident)).collect();
     let differ = differing(&made, &kept);
     let mut users: HashMap<SharingKey, Vec<ParamBufferId>> = HashMap::new();
     for (index, (made, kept)) in made.iter().zip(&kept).enumerate() {
@@ -117,11 +117,11 @@ fn differing(made: &[Vec<Option<SharingKey>>], kept: &[Option<FrozenValues>]) ->
 }
 
 /// The origin of each frozen buffer of a task; `None` for all buffers of a finished task.
-fn frozen(task: &TrainTask, device_resident: bool) -> Vec<Option<SharingKey>> {
+fn frozen(task: &TrainTask, is_resident: impl Fn(usize) -> bool) -> Vec<Option<SharingKey>> {
     let buffers = task.chain.buffers().iter().enumerate();
     let frozen = |trained: bool| !trained && !task.is_finished();
     buffers
-        .map(|(buffer, of)| frozen(of.trained).then(|| SharingKey::of(task, buffer, device_resident)))
+        .map(|(buffer, of)| frozen(of.trained).then(|| SharingKey::of(task, buffer, is_resident(buffer))))
         .collect()
 }
 
@@ -161,7 +161,7 @@ mod tests {
 
     /// The first task that shares each buffer of each task.
     fn shown(tasks: &[(TrainTask, bool)]) -> Vec<Vec<Option<usize>>> {
-        let found = shared_buffers(tasks.iter().map(|(task, device_resident)| (task, *device_resident)));
+        let found = shared_buffers(tasks.iter().map(|(task, device_resident)| (task, |_| *device_resident)));
         found
             .into_iter()
             .map(|buffers| buffers.into_iter().map(|id| id.map(|id| id.task.0)).collect())

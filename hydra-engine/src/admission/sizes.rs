@@ -4,7 +4,7 @@ use super::buffers::{initial_bytes, is_narrowed, read_bytes, stepped_bytes, stor
 use super::cut::CutTask;
 use super::division::StoredBuffers;
 use super::gradients::{GradientBytes, Window};
-use super::placement::Placement;
+use super::placement::{Place, Placement};
 use crate::stages::MicrobatchGroup;
 use crate::train_task::TrainTask;
 use hydra_core::{Encoding, ParamBufferLayout};
@@ -59,8 +59,6 @@ pub(super) struct TaskSizes {
     pub replicas: usize,
     /// The microbatches whose gradients may wait for those of earlier microbatches.
     pub window: Window,
-    /// True if gradients stay on the device.
-    pub device_resident: bool,
 }
 
 impl TaskSizes {
@@ -75,12 +73,13 @@ impl TaskSizes {
         let microbatches = if task.evaluate_only { 1 } else { task.spec.accumulate.max(1) };
         let training_replicas = replicas.min(microbatches.div_ceil(microbatch_group.microbatches));
         let batch_bytes = batch.inputs.len_bytes() + batch.targets.len_bytes();
-        let gradients = GradientBytes::of(&task.chain, &task.spec, &plan.shards());
+        let is_resident = |buffer| optimizer.is_resident(buffer);
+        let gradients = GradientBytes::of(&task.chain, &task.spec, &plan.shards(), is_resident);
         let window =
             Window::of_replicas(microbatches, microbatch_group.microbatches, training_replicas, flows);
         let in_window = gradients.in_window(window);
         Self {
-            buffers: stored_buffers(cut, optimizer.on_device(), replicas),
+            buffers: stored_buffers(cut, optimizer, replicas),
             batches: batch_bytes.saturating_mul(microbatches.max(microbatch_group.batches * replicas) as u64),
             rounds: task.rounds.as_ref().map_or(0, |of| of.host_bytes(microbatch_group.batches * replicas)),
             boundaries: boundary_bytes(task, plan, concurrency, training_replicas),
@@ -94,7 +93,6 @@ impl TaskSizes {
             window,
             microbatch_group,
             replicas,
-            device_resident: optimizer.on_device(),
         }
     }
 
@@ -115,14 +113,13 @@ impl TaskSizes {
         parts.into_iter().fold(gradients, u64::saturating_add)
     }
 
-    /// The part of them for gradients that the optimizer may step with as they arrive; unlimited if gradients stay on
-    /// the device.
+    /// The part of them for gradients that the optimizer may step with as they arrive.
     pub(super) fn pending_gradients(&self, shards: usize) -> u64 {
-        if self.device_resident { u64::MAX } else { self.gradients.budget_bytes(shards) }
+        self.gradients.budget_bytes(shards)
     }
 }
 
-fn stored_buffers(cut: &CutTask<'_>, device_resident: bool, replicas: usize) -> StoredBuffers {
+fn stored_buffers(cut: &CutTask<'_>, optimizer: &Placement, replicas: usize) -> StoredBuffers {
     let CutTask { task, plan, shared, in_place, .. } = cut;
     let buffers = || task.chain.buffers().iter().enumerate();
     let is_in_place = |buffer: usize| in_place.get(buffer).is_some_and(|in_place| *in_place);
@@ -145,7 +142,7 @@ fn stored_buffers(cut: &CutTask<'_>, device_resident: bool, replicas: usize) -> 
         shards: plan.shards().into_iter().map(|range| task.chain.buffers_of(range)).collect(),
         shared: shared.clone(),
         replicas,
-        may_leave: !device_resident && !task.is_finished(),
+        may_leave: optimizer.on == Place::Host && !task.is_finished(),
     }
 }
 

@@ -6,7 +6,7 @@ use super::sums::{self, Sums};
 use super::{LogicalDevice, TimeSlices};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{Contribution, HostJob, MicroStep};
-use crate::protocol::{Computed, Event, Inputs, LayerGradients, Made, Output, Reporter, Ticket};
+use crate::protocol::{Computed, Event, Inputs, LayerGradients, Made, Output, Reporter, Ticket, kept_bytes};
 use crossbeam_channel::{Receiver, Sender};
 use hydra_core::profile::{self, Part};
 use hydra_core::{Chain, DeviceTensor, HostTensor, TaskId};
@@ -105,14 +105,19 @@ pub(crate) struct DownloadJob {
     pub ticket: Ticket,
     pub task: TaskId,
     pub chain: Arc<Chain>,
+    /// For each buffer, whether its master weights are resident on the device; its gradients stay there.
+    pub resident: Arc<[bool]>,
     pub at: MicroStep,
     pub made: Made,
     pub adding: Adding,
     pub part: GradientPart,
     /// The shard, for the trace.
     pub shard: usize,
-    /// True if master weights are resident on the device, so that gradients are not downloaded.
-    pub device_resident: bool,
+}
+
+/// The tensors of contributions.
+fn tensors(contributions: &[Contribution<DeviceTensor>]) -> impl Iterator<Item = &DeviceTensor> {
+    contributions.iter().flat_map(|of| of.gradients.iter().flatten())
 }
 
 /// The state that the threads of a device share.
@@ -301,7 +306,7 @@ impl Worker {
         alloc::tag_thread(None);
         for job in jobs {
             let (device, task, ticket) = (self.device.id, job.task, job.ticket);
-            let DownloadJob { chain, at, made, adding, part, shard, device_resident, .. } = job;
+            let DownloadJob { chain, resident, at, made, adding, part, shard, .. } = job;
             let of = (shard, at.step);
             let Made { computed, output: output_charge, gradients: reservation, sums: sums_charge } = made;
             let start_s = self.reporter.now();
@@ -317,20 +322,23 @@ impl Worker {
             let mut bytes = 0;
             let down = || {
                 let contributions = self.contributions(&chain, at, gradients, adding, part)?;
-                if !device_resident {
-                    let gradients = contributions.iter().flat_map(|of| of.gradients.iter().flatten());
-                    bytes = gradients.map(DeviceTensor::len_bytes).sum();
+                let (staying, leaving): (Vec<_>, Vec<_>) =
+                    contributions.into_iter().partition(|of| resident[of.buffer]);
+                let mut reservation = reservation;
+                if !staying.is_empty() {
+                    let bytes = kept_bytes(tensors(&staying)).min(reservation.bytes());
+                    let reservation = reservation.split(bytes);
+                    let _ =
+                        host.send(HostJob::DeviceGradients { task, at, contributions: staying, reservation });
                 }
-                Ok(self.gradients_down(
-                    task,
-                    at,
-                    contributions,
-                    (reservation, sums_charge),
-                    device_resident,
-                )?)
+                if !leaving.is_empty() {
+                    bytes = tensors(&leaving).map(DeviceTensor::len_bytes).sum();
+                    let _ = host.send(self.gradients_down(task, at, leaving, (reservation, sums_charge))?);
+                }
+                Ok(())
             };
             let down = profile::time(Part::Transfer, || guarded("copying gradients", down));
-            let failure = down.map(|job| job.into_iter().for_each(|job| drop(host.send(job)))).err();
+            let failure = down.err();
             let time = self.reporter.since(start_s);
             self.reporter.send(Event::GradientsDown { device, task, of, bytes, time, failure });
         }
@@ -347,22 +355,14 @@ impl Worker {
         })
     }
 
-    /// The optimizer's job with the gradients of a shard task; they are downloaded unless master weights are resident
-    /// on the device.
+    /// The optimizer's job with gradients of a shard task, which are downloaded.
     fn gradients_down(
         &self,
         task: TaskId,
         at: MicroStep,
         contributions: Vec<Contribution<DeviceTensor>>,
         (reservation, sums): (Reservation, Arc<Reservation>),
-        device_resident: bool,
-    ) -> Result<Option<HostJob>, SpillError> {
-        if contributions.is_empty() {
-            return Ok(None);
-        }
-        if device_resident {
-            return Ok(Some(HostJob::DeviceGradients { task, at, contributions, reservation }));
-        }
+    ) -> Result<HostJob, SpillError> {
         let whose = |of: &Contribution<DeviceTensor>| (of.layer, of.buffer, of.first, of.gradients.len());
         let whose: Vec<_> = contributions.iter().map(whose).collect();
         let all = contributions.into_iter().flat_map(|of| of.gradients).collect();
@@ -373,7 +373,7 @@ impl Worker {
             Contribution { layer, buffer, first, gradients }
         };
         let contributions: Vec<Contribution> = whose.into_iter().map(of).collect();
-        Ok(Some(HostJob::Gradients { task, at, contributions }))
+        Ok(HostJob::Gradients { task, at, contributions })
     }
 
     /// The gradients by layer and buffer, by slot of the buffer.

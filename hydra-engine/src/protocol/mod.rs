@@ -17,5 +17,5 @@ pub use evaluation::Evaluation;
 pub(crate) use evaluation::{SavedEvaluation, Sums};
 pub(crate) use event::{Event, LoadedWeights, Reporter, Ticket, Written};
 pub(crate) use host_headroom::{HeadroomAhead, HostHeadroom};
-pub(crate) use payload::{Computed, Gradient, Inputs, LayerGradients, Made, Output};
+pub(crate) use payload::{Computed, Gradient, Inputs, LayerGradients, Made, Output, kept_bytes};
 pub use stop::StopFlag;

@@ -53,8 +53,13 @@ impl Computed {
 
     /// The bytes of outputs and gradients on the device until they are downloaded.
     pub(crate) fn device_bytes(&self) -> u64 {
-        self.made().into_iter().map(|tensor| UPKEEP + tensor.len_bytes()).sum()
+        kept_bytes(self.made())
     }
+}
+
+/// The bytes of tensors that are kept on the device.
+pub(crate) fn kept_bytes<'a>(tensors: impl IntoIterator<Item = &'a DeviceTensor>) -> u64 {
+    tensors.into_iter().map(|tensor| UPKEEP + tensor.len_bytes()).sum()
 }
 
 /// Overhead of a tensor in bytes: its shape, its reference counts and the headers of these blocks. Some 350 bytes

@@ -158,8 +158,7 @@ impl Claiming {
         let (manager, what) = (&threads.device.manager, &next.what);
         let held = manager.hold(task.id(), &task.info.buffers[what.shard]);
         // Parameters are reserved first: the partition rules leave memory for them next to any shard task.
-        let there = device_resident_bytes(task, what) + held.bytes();
-        let params = task.info.admitted.plan.shards[what.shard].param_bytes - there;
+        let params = task.info.admitted.promoted_bytes(what.shard) - held.bytes();
         let Some(reservation) = manager.try_reserve(params, task.info.name()) else { return Ok(None) };
         let (ticket, device) = (self.tickets, threads.device.id);
         let (claim, inputs) = match task.claim(ticket, device, next, sums_wait) {
@@ -202,8 +201,9 @@ fn jobs(
         follows: claim.from_handoff,
         adding: claim.adding,
         late,
-        rest: (peak_bytes(task, next) + accumulation_bytes(task, &claim))
-            .saturating_sub(device_resident_bytes(task, next) + held.bytes() + reservation.bytes()),
+        rest: (peak_bytes(task, next) + accumulation_bytes(task, &claim)).saturating_sub(
+            task.info.admitted.resident.shards[next.shard] + held.bytes() + reservation.bytes(),
+        ),
         abandoned: abandoned.clone(),
     };
     let buffers = task.info.buffers[next.shard].to_vec();
@@ -258,7 +258,7 @@ impl ClaimContext<'_> {
     fn has_copies(&self, task: &LiveTask, next: &ShardTask, device: usize) -> bool {
         let buffers = &task.info.buffers[next.shard];
         let cached = self.threads[device].device.manager.cached_bytes(task.id(), buffers);
-        cached > 0 && cached == task.info.admitted.plan.shards[next.shard].param_bytes
+        cached > 0 && cached == task.info.admitted.promoted_bytes(next.shard)
     }
 
     /// Rates the worth of each cached copy on a device that is about to claim a shard task of `chosen`.
@@ -313,12 +313,6 @@ impl ClaimContext<'_> {
         let waits = |task: &LiveTask| Some((task.view(&task.awaited()?), task.promoted_s()?));
         Request::longest_in_time(self.tasks.iter().filter_map(waits), end_s)
     }
-}
-
-/// Bytes of a shard's parameters that are resident on the device while the task runs.
-fn device_resident_bytes(task: &LiveTask, next: &ShardTask) -> u64 {
-    let info = &task.info;
-    if info.on_device() { info.admitted.plan.shards[next.shard].param_bytes } else { 0 }
 }
 
 /// Device bytes of the sum of a shard task's gradients and earlier ones.

@@ -1,7 +1,7 @@
 //! Handles commands to the run and answers them.
 
 use super::Run;
-use crate::admission::{AdmittedTask, check_identity};
+use crate::admission::{AdmittedTask, Place, check_identity};
 use crate::checkpoint::{self, Checkpoint, Identity};
 use crate::control::{Command, Effect, PendingCommand, RunControl};
 use crate::error::{CommandError, EngineError, refused};
@@ -351,8 +351,8 @@ fn check_shape(task: &TrainTask, like: &TaskInfo) -> Result<(), CommandError> {
         let why = "it had ended before the run was resumed, and a new task like it does not fit; give the run more host memory";
         return Err(CommandError::NoSpace { task, why });
     };
-    if admitted.optimizer.on_device() {
-        let why = "its masters are resident on a device; let optimizers step on the host";
+    if admitted.optimizer.on != Place::Host {
+        let why = "masters of it are resident on a device; run with optimizers on the host";
         return Err(CommandError::NoSpace { task, why });
     }
     if admitted.on_disk.contains(&true) {

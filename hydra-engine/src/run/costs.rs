@@ -26,9 +26,10 @@ pub(super) fn split_off_cache<'a>(devices: impl Iterator<Item = &'a mut DeviceCo
         admission.tasks.iter().flat_map(|task| (0..task.plan.shards.len()).map(move |of| (task, of)));
     let working =
         shards.map(|(task, shard)| working_bytes(task, &task.plan, shard).most()).max().unwrap_or(0);
+    let resident = admission.resident_bytes();
     for device in devices {
         let Some(memory) = &mut device.memory_bytes else { continue };
-        *memory = memory.saturating_sub(working);
+        *memory = memory.saturating_sub(working + resident);
         device.working_bytes = Some(working);
     }
 }

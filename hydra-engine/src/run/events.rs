@@ -177,12 +177,12 @@ impl Run {
             ticket: claim.ticket,
             task: claim.task,
             chain: task.info.chain().clone(),
+            resident: task.info.resident.clone(),
             at: claim.at,
             made,
             adding: claim.adding,
             part,
             shard: claim.what.shard,
-            device_resident: task.info.on_device(),
         };
         // A worker's channel closes only with the run.
         let _ = self.threads.devices[device.0].download.send(job);

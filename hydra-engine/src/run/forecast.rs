@@ -8,13 +8,13 @@ use super::costs::{device_cost, host_bytes, split_off_cache, working_bytes};
 use super::rates::{HostRates, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
 use super::threads::host_threads;
-use crate::admission::{AdmittedTask, ShardBuffers, stored_bytes, timed_plans};
+use crate::admission::{AdmittedTask, Place, ShardBuffers, stored_bytes, timed_plans};
 use crate::device::{LogicalDevice, processors};
 use crate::error::EngineError;
 use crate::protocol::Clock;
 use crate::stages::Program;
 use crate::train_task::TrainTask;
-use hydra_core::HostTensor;
+use hydra_core::{HostTensor, ParamBufferLayout};
 use hydra_partition::{PartitionPlan, ShardPlan};
 use hydra_sched::{DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, TaskCost, Workload};
 use hydra_spill::SpillError;
@@ -86,6 +86,9 @@ pub struct ForecastTask {
     pub disk_step_bytes: u64,
     /// True if the task is device-resident; then neither parameters nor their gradients are moved.
     pub device_resident: bool,
+    /// True if any buffer is resident on the device.
+    #[serde(skip)]
+    has_resident: bool,
     /// For each shard, bytes of its gradients and of its input (0 for the first).
     #[serde(skip)]
     shards: Vec<(u64, u64)>,
@@ -117,6 +120,7 @@ pub struct Forecast {
     unused_bytes: u64,
     /// Standing bytes of a device, independent of what it computes.
     standing_bytes: u64,
+    resident_bytes: u64,
 }
 
 impl AdmittedRun {
@@ -176,6 +180,7 @@ impl AdmittedRun {
             prefetch: self.settings.prefetch,
             budgets: self.devices.iter().map(|device| device.spec.memory.bytes()).collect(),
             unused_bytes: unused_bytes(admitted),
+            resident_bytes: self.admission.resident_bytes(),
             standing_bytes: self.devices.iter().map(LogicalDevice::standing_bytes).max().unwrap_or(0),
             links,
         };
@@ -193,6 +198,11 @@ impl Forecast {
     /// Standing bytes of a device, independent of what it computes.
     pub fn standing_bytes(&self) -> u64 {
         self.standing_bytes
+    }
+
+    /// Bytes of the masters that are resident on the run's only device, and of their pending gradients.
+    pub fn resident_bytes(&self) -> u64 {
+        self.resident_bytes
     }
 
     /// Returns whether the device caches parameters in free memory.
@@ -228,7 +238,7 @@ impl Forecast {
     pub fn with_another_device(mut self) -> Self {
         let (tasks, devices) = (self.workload.tasks.len(), self.workload.devices.len());
         for (cost, task) in self.workload.tasks.iter_mut().zip(&self.tasks) {
-            if cost.replicas == devices && !task.device_resident {
+            if cost.replicas == devices && !task.has_resident {
                 cost.replicas += 1;
             }
             if tasks <= devices {
@@ -423,7 +433,7 @@ fn task_cost(
         forward_s: shard.forward_s,
         backward_s: shard.backward_s,
         promote_s: (!promoted).then_some(0.0),
-        bytes: Some(shard.param_bytes),
+        bytes: Some(task.promoted_bytes(index)),
         working: working_bytes(task, plan, index),
         frozen: buffers.frozen.clone(),
         buffers: buffers.stepped.clone(),
@@ -457,12 +467,9 @@ fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
     some.map(|(after, microbatch_passes)| EvaluationCost { after, microbatch_passes }).collect()
 }
 
-/// The seconds of the host optimizer per minibatch: all steps, and the addition of the last gradients to arrive.
-/// Earlier gradients are added during compute. 0 for a device-resident task.
+/// The seconds of the host optimizer per minibatch: all steps of buffers that are not resident on the device, and the
+/// addition of the last gradients to arrive. Earlier gradients are added during compute.
 fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, seconds: &Seconds) -> f64 {
-    if admitted.optimizer.on_device() {
-        return 0.0;
-    }
     let microbatch_groups = program.microbatches.div_ceil(program.microbatch_group.microbatches);
     let summed = admitted
         .accumulation_bytes
@@ -471,9 +478,10 @@ fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, sec
         .all(|(sum, of)| *sum == of.gradient_bytes);
     let adds =
         if program.microbatches == 1 || (microbatch_groups == 1 && summed) { 0.0 } else { seconds.add };
-    let buffers = task.chain.buffers().iter().zip(&admitted.on_disk).filter(|(buffer, _)| buffer.trained);
+    let buffers = task.chain.buffers().iter().zip(&admitted.on_disk).enumerate();
+    let stepped = buffers.filter(|(index, (of, _))| of.trained && !admitted.optimizer.is_resident(*index));
     let step = |on_disk: bool| if on_disk { seconds.disk_step } else { seconds.step };
-    buffers.map(|(buffer, on_disk)| buffer.elements as f64 * (step(*on_disk) + adds)).sum()
+    stepped.map(|(_, (buffer, on_disk))| buffer.elements as f64 * (step(*on_disk) + adds)).sum()
 }
 
 /// For each shard, the seconds in which a promotion reads its buffers from the disk.
@@ -508,7 +516,16 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     };
     let device_resident = admitted.optimizer.on_device();
     let is_moved = |index: usize| index >= program.first_trained && moves && !device_resident;
-    let gradients = |index: usize, shard: &ShardPlan| if is_moved(index) { shard.gradient_bytes } else { 0 };
+    let stays = |shard: &ShardPlan| -> u64 {
+        let buffers = task.chain.buffers_of(shard.range()).into_iter();
+        let buffers = buffers.filter(|buffer| admitted.optimizer.is_resident(*buffer));
+        let trained = buffers.map(|buffer| &task.chain.buffers()[buffer]).filter(|buffer| buffer.trained);
+        trained.map(ParamBufferLayout::bytes).sum()
+    };
+    let gradients = |index: usize, shard: &ShardPlan| match is_moved(index) {
+        true => shard.gradient_bytes.saturating_sub(stays(shard)),
+        false => 0,
+    };
     let shards: Vec<(u64, u64)> =
         plan.shards.iter().enumerate().map(|(index, of)| (gradients(index, of), input(of))).collect();
     // The first microbatch group's gradients that are accumulated on the device are downloaded as one sum.
@@ -540,6 +557,7 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
             .map(|(buffer, _)| stored_bytes(buffer, &task.spec))
             .sum(),
         device_resident,
+        has_resident: admitted.optimizer.on != Place::Host,
         shards,
         read_s: Vec::new(),
     }

@@ -368,7 +368,7 @@ impl InitialWeights {
         // A task that takes only the weights can have another optimizer.
         let moments = if resumes { task.spec.optimizer.moment_layouts(layout) } else { Vec::new() };
         // A device-resident buffer is moved as a whole.
-        let piece = if self.info.on_device() { layout.elements } else { PIECE };
+        let piece = if self.info.is_resident(buffer) { layout.elements } else { PIECE };
         let mut best = false;
         reader.others(layout, piece, &moments, &mut |part, elements, words| {
             match part {
@@ -466,7 +466,7 @@ impl InitialWeights {
 
     /// Moves values to memory that suits their tier.
     fn in_tier(&self, buffer: usize, values: Vec<f32>) -> Floats {
-        match self.info.on_device() || self.info.lives_on_disk(buffer) {
+        match self.info.is_resident(buffer) || self.info.lives_on_disk(buffer) {
             // These leave host memory, so they are not page-locked.
             true => values.into(),
             false => self.link.pin(values),

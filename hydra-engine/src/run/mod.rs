@@ -27,7 +27,7 @@ pub use forecast::{Forecast, ForecastTask, LinkRate};
 pub use setup::AdmittedRun;
 pub(crate) use setup::{PolicyChoice, RunSettings};
 
-use crate::admission::{Skipped, waiting};
+use crate::admission::Skipped;
 use crate::ahead_of_time::AheadOfTimeInit;
 use crate::checkpoint::CheckpointEvery;
 use crate::device::GradientPart;
@@ -49,7 +49,7 @@ use first_evaluations::FirstEvaluations;
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::PartitionPlan;
 use hydra_sched::CostError;
-use hydra_spill::{ParamBufferId, ParamBufferKind, SharedStore, SpillError, TierStore};
+use hydra_spill::{DeviceResidentStore, ParamBufferId, ParamBufferKind, SharedStore, SpillError, TierStore};
 use initial_weights::InitialWeights;
 use journal::Journal;
 use memory::RunMemory;
@@ -70,6 +70,7 @@ pub(crate) struct Run {
     devices: Vec<DeviceState>,
     threads: Threads,
     store: Arc<SharedStore>,
+    device_resident: Arc<DeviceResidentStore>,
     memory: RunMemory,
     queue: Queue,
     claiming: Claiming,
@@ -151,8 +152,12 @@ impl Run {
         memory.share_on_disk(live.iter().map(|task: &LiveTask| &*task.info), &store);
         // Memory that pilot passes left in a device's pools is freed for resident masters and promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
-        let (shared, on_disk, read_bytes) = (store.clone(), memory.disk.store.clone(), memory.disk.writing);
-        let stores = WriterStores { shared, device_resident, disk: on_disk, read_bytes };
+        let stores = WriterStores {
+            shared: store.clone(),
+            device_resident: device_resident.clone(),
+            disk: memory.disk.store.clone(),
+            read_bytes: memory.disk.writing,
+        };
         let threads = Threads::start(devices, live.len(), &tiers, stores, &Reporter::new(events, clock))?;
         let policy = match policy {
             PolicyChoice::Kind(kind) => kind.build(seed),
@@ -169,6 +174,7 @@ impl Run {
             shapes,
             threads,
             store,
+            device_resident,
             memory,
             every,
             stop,
@@ -247,13 +253,11 @@ impl Run {
         let (steps, together) =
             (program.steps, task.info.admitted.gradient_window.has_all(program.microbatches));
         let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best, together });
-        if task.info.on_device() {
+        if task.info.has_resident() {
             // Reserves device memory for pending gradients.
-            let bytes = waiting(task.info.chain(), &task.info.task.spec);
-            let manager = &self.threads.devices[0].device.manager;
-            let reservation = manager.try_reserve(bytes, task.info.name());
-            let refused = || manager.budget().reserve(bytes, task.info.name()).map_err(SpillError::from);
-            task.memory.waiting = Some(reservation.map_or_else(refused, Ok)?);
+            let bytes = task.info.admitted.resident.pending;
+            let reservation = self.device_resident.reserve(bytes, task.info.name()).map_err(SpillError::from);
+            task.memory.waiting = Some(reservation?);
         }
         Ok(())
     }

@@ -8,7 +8,6 @@ use crate::observer::{Observer, RunEvent, Span, Track, Work};
 use crate::protocol::Time;
 use crate::task::ParameterBytes;
 use hydra_core::{DeviceId, TaskId};
-use hydra_partition::ShardPlan;
 use hydra_sched::{
     DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, ShardTaskKind, ShardTimes, SimulationOptions,
     TaskCost, WorkingBytes, Workload, replay,
@@ -325,15 +324,15 @@ impl Device {
 
 impl Task {
     fn new(task: &AdmittedTask) -> Self {
-        let shard = |(index, (shard, buffers)): (usize, (&ShardPlan, &ShardBuffers))| Shard {
-            bytes: shard.param_bytes,
+        let shard = |(index, buffers): (usize, &ShardBuffers)| Shard {
+            bytes: task.promoted_bytes(index),
             working: working_bytes(task, &task.plan, index),
             buffers: buffers.clone(),
             ..Shard::default()
         };
         Self {
             name: task.name.clone(),
-            shards: task.plan.shards.iter().zip(&task.buffers).enumerate().map(shard).collect(),
+            shards: task.buffers.iter().enumerate().map(shard).collect(),
             microbatch_groups: [
                 task.microbatch_group.microbatches as u64,
                 task.microbatch_group.batches as u64,

@@ -1,6 +1,8 @@
 //! The properties of a task that do not change while it runs.
 
-use crate::admission::{AdmittedTask, SharedBuffer, initial_bytes, is_narrowed, stepped_bytes, stored_bytes};
+use crate::admission::{
+    AdmittedTask, Place, SharedBuffer, initial_bytes, is_narrowed, stepped_bytes, stored_bytes,
+};
 use crate::checkpoint::Identity;
 use crate::stages::{EvaluationKind, Program, Stage};
 use crate::train_task::TrainTask;
@@ -21,6 +23,8 @@ pub(crate) struct TaskInfo {
     /// The buffers that each shard reads, and the shards that read each buffer.
     pub buffers: Vec<Vec<usize>>,
     pub readers: Vec<Vec<usize>>,
+    /// For each buffer, whether its master weights and their optimizer state are resident on the device.
+    pub resident: Arc<[bool]>,
     /// The buffers of its chain that other tasks share.
     by_shared: BTreeMap<ParamBufferId, usize>,
     /// The identity in its checkpoints; `None` if it writes none.
@@ -42,7 +46,9 @@ impl TaskInfo {
             buffers.iter().for_each(|buffer| readers[*buffer].push(shard));
         }
         let by_shared = admitted.shared().map(|(buffer, shared, _)| (shared.id, buffer)).collect();
-        Self { id, buffers, readers, shards, admitted, by_shared, identity, task }
+        let resident = (0..task.chain.buffers().len()).map(|buffer| admitted.optimizer.is_resident(buffer));
+        let resident = resident.collect();
+        Self { id, buffers, readers, shards, admitted, resident, by_shared, identity, task }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -63,9 +69,19 @@ impl TaskInfo {
         }
     }
 
-    /// Returns whether its master weights and optimizer state are resident on the device.
+    /// Returns whether all of its master weights and its optimizer state are resident on the device.
     pub(crate) fn on_device(&self) -> bool {
         self.admitted.optimizer.on_device()
+    }
+
+    /// Returns whether the master weights of a buffer and their optimizer state are resident on the device.
+    pub(crate) fn is_resident(&self, buffer: usize) -> bool {
+        self.resident[buffer]
+    }
+
+    /// Returns whether any buffer is resident on the device.
+    pub(crate) fn has_resident(&self) -> bool {
+        self.admitted.optimizer.on != Place::Host
     }
 
     /// Returns whether a buffer's master weights are on the disk.

@@ -122,7 +122,7 @@ impl LiveTask {
     pub(crate) fn new(info: TaskInfo, costs: Costs) -> Self {
         let (chain, spec) = (info.chain(), &info.task.spec);
         let cursor = Cursor::new(info.program());
-        let gradients = GradientBytes::of(chain, spec, &info.shards);
+        let gradients = GradientBytes::of(chain, spec, &info.shards, |buffer| info.is_resident(buffer));
         let (limit, window) = (info.admitted.gradient_bytes, info.admitted.gradient_window);
         let gradients = PendingGradientBudget::new(gradients, limit, window, chain.buffers().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };

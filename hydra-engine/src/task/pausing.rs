@@ -100,9 +100,9 @@ impl LiveTask {
 
     /// Returns whether it could release its master weights: it is paused, and has a checkpoint to resume from.
     pub(crate) fn can_leave(&self) -> bool {
-        let device_resident = self.info.on_device() || self.info.uses_disk();
+        let elsewhere = self.info.has_resident() || self.info.uses_disk();
         let kept = self.info.task.checkpoint.is_some() && self.cursor.step() > 0;
-        self.pause.leaving == Leaving::No && kept && !device_resident && self.is_paused_with_masters()
+        self.pause.leaving == Leaving::No && kept && !elsewhere && self.is_paused_with_masters()
     }
 
     /// Returns whether it is paused with its master weights loaded.

@@ -15,6 +15,7 @@ mod metrics;
 mod moments8;
 mod nf4;
 mod parity;
+mod partial;
 mod residence;
 mod run_control;
 mod same_bits;

@@ -1,22 +1,23 @@
-//! The tier of tasks whose master weights are resident on a device.
+//! The tier of buffers whose master weights are resident on a device.
 //!
-//! If parameters, moments, gradients and the workspace fit a device together, no copies are necessary: the
-//! master weights stay there, shard tasks read them, or their rounded copy, in place, and the optimizer step
-//! runs there. Other users see an ordinary store: reads download a copy, writes upload the result.
+//! If a device fits the parameters, moments and gradients of a buffer in addition to what spilled shard tasks take,
+//! no copies of it are necessary: the master weights stay there, shard tasks read them, or their rounded copy, in
+//! place, and the optimizer step runs there. Other users see an ordinary store: reads download a copy, writes upload
+//! the result.
 
 use super::slots::{self, Content, Slots};
 use super::{InPlaceParams, MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
 use crate::{
-    Budget, DeviceLink, Floats, LinkError, Masters, Moment, ParamBufferId, ParamBufferKind, ParamBufferView,
+    BudgetError, DeviceLink, Floats, LinkError, Masters, Moment, ParamBufferId, ParamBufferView,
     ParamBufferWriter,
 };
 use crate::{NarrowFloats, Reservation, SpillError, TierStore};
 use bytes::Bytes;
 use hydra_core::optimizer::MomentLayout;
-use hydra_core::{DeviceBytes, FloatType, TaskId, leased, with_causes};
+use hydra_core::{DeviceBytes, FloatType, leased, with_causes};
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The master weights of a buffer in the memory of a device.
 #[derive(Clone, Debug, Default)]
@@ -71,17 +72,18 @@ impl DeviceMasters {
 /// are written in place, or replaced by others of the same length.
 pub type DeviceWriter = Writer<DeviceMasters>;
 
-/// The tasks that are resident on a device.
+/// The buffers that are resident on a device.
 struct DeviceResident {
-    tasks: BTreeSet<TaskId>,
+    buffers: BTreeSet<ParamBufferId>,
     link: Arc<dyn DeviceLink>,
-    budget: Budget,
+    /// Memory for buffers that are not inserted yet.
+    reserved: Mutex<Reservation>,
 }
 
-/// A store that keeps the master weights of some tasks on a device, and everything else in the store below.
+/// A store that keeps the master weights of some buffers on a device, and everything else in the store below.
 ///
-/// A resident buffer takes a reservation on the device in addition to that on the host, which is kept: a copy
-/// may be downloaded at any time.
+/// A resident buffer takes a part of the store's reservation on the device in addition to one on the host, which is
+/// kept: a copy may be downloaded at any time.
 pub struct DeviceResidentStore {
     below: Arc<dyn TierStore>,
     resident: Arc<OnceLock<DeviceResident>>,
@@ -100,17 +102,34 @@ impl DeviceResidentStore {
         Self { below, resident: self.resident.clone(), slots: self.slots.clone() }
     }
 
-    /// Makes the buffers of these tasks resident on the device of `link`, whose memory `budget` counts, from
-    /// their insertion on. May be called once.
-    pub fn assign(&self, tasks: impl IntoIterator<Item = TaskId>, link: Arc<dyn DeviceLink>, budget: Budget) {
-        let first = self.resident.set(DeviceResident { tasks: tasks.into_iter().collect(), link, budget });
-        assert!(first.is_ok(), "resident tasks are assigned once");
+    /// Makes these buffers resident on the device of `link` from their insertion on. `reserved` is the memory there
+    /// for them and for other [reservations](Self::reserve): it is taken before anything else on the device can use
+    /// it. May be called once.
+    pub fn assign(
+        &self,
+        buffers: impl IntoIterator<Item = ParamBufferId>,
+        link: Arc<dyn DeviceLink>,
+        reserved: Reservation,
+    ) {
+        let (buffers, reserved) = (buffers.into_iter().collect(), Mutex::new(reserved));
+        let first = self.resident.set(DeviceResident { buffers, link, reserved });
+        assert!(first.is_ok(), "resident buffers are assigned once");
+    }
+
+    /// Splits memory off from the reservation on the device, or reserves it there if that is too small.
+    ///
+    /// # Errors
+    /// [`BudgetError::Refused`](crate::BudgetError::Refused) if neither has the bytes.
+    ///
+    /// # Panics
+    /// If no buffers were assigned.
+    pub fn reserve(&self, bytes: u64, owner: &str) -> Result<Reservation, BudgetError> {
+        self.resident.get().expect("buffers were assigned").reserve(bytes, owner)
     }
 
     /// Returns the device of a buffer, if it is not in the store below.
     fn resident_device(&self, id: ParamBufferId) -> Option<&DeviceResident> {
-        let is_device_resident = |resident: &&DeviceResident| resident.tasks.contains(&id.task);
-        self.resident.get().filter(|_| id.kind != ParamBufferKind::Snapshot).filter(is_device_resident)
+        self.resident.get().filter(|resident| resident.buffers.contains(&id))
     }
 
     /// Downloads a copy of a part of the master weights.
@@ -134,14 +153,25 @@ impl DeviceResidentStore {
     }
 }
 
+impl DeviceResident {
+    fn reserve(&self, bytes: u64, owner: &str) -> Result<Reservation, BudgetError> {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        match bytes <= reserved.bytes() {
+            true => Ok(reserved.split(bytes)),
+            false => reserved.budget().reserve(bytes, owner),
+        }
+    }
+}
+
 fn upload(link: &dyn DeviceLink, masters: Masters) -> Result<DeviceMasters, LinkError> {
-    let params = link.upload(&Bytes::from_owner(masters.params))?;
+    let params = link.upload_persistent(&Bytes::from_owner(masters.params))?;
     let narrow = masters.narrow.map(|narrow| {
         let float = narrow.float_type();
-        link.upload(&Bytes::from_owner(narrow)).map(|bytes| DeviceNarrow { float, bytes })
+        link.upload_persistent(&Bytes::from_owner(narrow)).map(|bytes| DeviceNarrow { float, bytes })
     });
     let moments = masters.moments.into_iter().map(|Moment { words, layout }| {
-        link.upload(&Bytes::from_owner(Floats::from(words))).map(|bytes| DeviceMoment { bytes, layout })
+        let words = Bytes::from_owner(Floats::from(words));
+        link.upload_persistent(&words).map(|bytes| DeviceMoment { bytes, layout })
     });
     Ok(DeviceMasters { params, narrow: narrow.transpose()?, moments: moments.collect::<Result<_, _>>()? })
 }
@@ -179,7 +209,7 @@ impl TierStore for DeviceResidentStore {
         if slots::lock(&self.slots).contains_key(&id) {
             return Err(SpillError::BufferExists { buffer: id });
         }
-        let device_reservation = resident.budget.reserve(masters.len_bytes(), reservation.owner())?;
+        let device_reservation = resident.reserve(masters.len_bytes(), reservation.owner())?;
         slots::insert(
             &self.slots,
             id,
@@ -316,17 +346,19 @@ mod tests {
     use super::super::conformance::{self, ID, masters};
     use super::*;
     use crate::link::conformance::FailingLink;
-    use crate::{DramStore, HeldCopies, HostCopyLink, SpillManager};
-    use hydra_core::{ByteSize, DeviceId};
+    use crate::{Budget, DramStore, HeldCopies, HostCopyLink, SpillManager};
+    use hydra_core::{ByteSize, DeviceId, TaskId};
     use std::sync::atomic::Ordering::Relaxed;
 
     const DEVICE: DeviceId = DeviceId(2);
 
-    /// A store in which the conformance suite's tasks are resident on a device, except for task 9.
+    /// A store in which buffers of the conformance suite's tasks are resident on a device, except for task 9.
     fn store(link: Arc<dyn DeviceLink>) -> (Arc<DeviceResidentStore>, Budget) {
         let store = DeviceResidentStore::new(Arc::new(DramStore::new()));
         let budget = Budget::new("cpu:2", ByteSize::mib(1));
-        store.assign([TaskId(2), TaskId(3)], link, budget.clone());
+        let ids = |task| (0..8).map(move |buffer| ParamBufferId::new(TaskId(task), buffer));
+        let buffers = ids(2).chain(ids(3)).flat_map(|id| [id, id.shared()]);
+        store.assign(buffers, link, budget.reserve(0, "resident").unwrap());
         (Arc::new(store), budget)
     }
 
@@ -435,9 +467,26 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_was_reserved_before_is_for_resident_buffers() {
+        let store = DeviceResidentStore::new(Arc::new(DramStore::new()));
+        let budget = Budget::new("cpu:2", ByteSize::mib(1));
+        let bytes = masters().len_bytes();
+        store.assign([ID], copies(), budget.reserve(bytes + 8, "resident").unwrap());
+        let others = budget.reserve(budget.available(), "other tasks").unwrap();
+        let host = conformance::budget().reserve(bytes, "a").unwrap();
+        store.insert(ID, masters(), host).unwrap();
+        let pending = store.reserve(8, "a").unwrap();
+        assert!(store.reserve(1, "a").is_err(), "nothing is left");
+        drop((pending, others));
+        store.discard(ID).unwrap();
+        assert_eq!((budget.used(), store.reserve(8, "a").unwrap().bytes()), (0, 8));
+    }
+
+    #[test]
     fn a_device_without_room_refuses_an_buffer() {
         let store = DeviceResidentStore::new(Arc::new(DramStore::new()));
-        store.assign([ID.task], copies(), Budget::new("cpu:2", ByteSize(3599)));
+        let budget = Budget::new("cpu:2", ByteSize(3599));
+        store.assign([ID], copies(), budget.reserve(0, "resident").unwrap());
         let host = conformance::budget();
         let reservation = host.reserve(3600, "task").unwrap();
         let refused = store.insert(ID, masters(), reservation).unwrap_err();
