@@ -233,7 +233,8 @@ mod on_a_device {
             // Some are resident in part if the device steps as the host does.
             let Placement { on, why, .. } = &task.plan.optimizer;
             assert_eq!(task.error, None);
-            assert!(*on != Place::Device && !why.contains("everything fits"), "{why}");
+            assert_ne!(*on, Place::Device);
+            assert!(why.contains("everything would take") || why.contains("would not be bit-exact"), "{why}");
         }
     }
 

@@ -141,8 +141,8 @@ impl Prediction {
     }
 }
 
-/// Returns the peak memory of a run on a device: the working memory of shard tasks plus the parameters on the device, and what is
-/// resident there. Without a
+/// Returns the peak memory of a run on a device: what is resident there, the working memory of shard tasks, and the promoted
+/// parameters. Without a
 /// parameter cache these are the parameters of two shards (double buffer), or of one without promotions.
 fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     let shards = || forecast.workload.tasks.iter().flat_map(|task| &task.shards);

@@ -118,7 +118,7 @@ struct DeviceHeadroom<'a> {
     /// Bytes of the double buffer, into which spilled tasks are promoted.
     reserve: u64,
     margin: u64,
-    /// The buffers of each task that would be resident, if not everything fits.
+    /// The buffers of each task that are resident if they are divided; empty if they may not be.
     partial: &'a [BTreeSet<usize>],
 }
 
@@ -131,12 +131,23 @@ pub(super) fn place(
 ) -> Result<Vec<Placement>, EngineError> {
     let device = devices.first().ok_or(EngineError::NoDevice)?;
     let stepper = device.stepper();
-    let free = free_bytes(tasks.iter().chain(shaped), limits);
-    let partial = resident_buffers(tasks, free, |task| obstacle(task, &stepper));
+    let gpu = device.spec.kind != DeviceKind::Cpu;
+    let divides = match asked {
+        OptimizerPlacement::Partial => true,
+        OptimizerPlacement::Auto => gpu,
+        OptimizerPlacement::Host | OptimizerPlacement::Device => false,
+    };
+    let partial = match divides && devices.len() == 1 {
+        true => {
+            let free = free_bytes(tasks.iter().chain(shaped), limits);
+            resident_buffers(tasks, free, |task| obstacle(task, &stepper))
+        }
+        false => Vec::new(),
+    };
     let headroom = DeviceHeadroom {
         name: &device.spec.name,
         devices: devices.len(),
-        gpu: device.spec.kind != DeviceKind::Cpu,
+        gpu,
         budget: device.spec.memory.bytes(),
         reserve: limits.reserve,
         margin: tasks.iter().map(|cut| cut.plan.rules.margin).max().unwrap_or(0),
@@ -277,7 +288,7 @@ impl DeviceHeadroom<'_> {
                     why: format!("{why}; {some} of the {all} parameter buffers are resident there"),
                     resident: resident.clone(),
                 },
-                (Ok(true), Some(obstacle)) => Placement::host(obstacle.clone()),
+                (_, Some(obstacle)) => Placement::host(obstacle.clone()),
                 (Ok(true), None) => Placement::host(why),
                 (exact, _) => Placement::host(self.inexact(exact)),
             }

@@ -213,6 +213,12 @@ impl Hardware {
     }
 }
 
+/// The bytes that the pools of a device may keep that `sharing` logical devices of this `budget` share. Promotions
+/// reserve half of the memory that their link has prepared; the other half is in addition to the budget.
+fn kept_by_pools(budget: u64, prepared: u64, sharing: u64) -> u64 {
+    budget.saturating_add(prepared / 2).saturating_mul(sharing)
+}
+
 impl LogicalDevice {
     pub(crate) fn new(
         id: DeviceId,
@@ -272,9 +278,8 @@ impl LogicalDevice {
 
     /// Frees memory that the allocator caches beyond the budgets of all logical devices of the hardware.
     pub(crate) fn trim(&self) {
-        // A promotion reserves half of the memory that its link has prepared.
-        let own = self.manager.budget().capacity().saturating_add(self.manager.link().prepared() / 2);
-        self.probe.trim(self.measured_as(), own.saturating_mul(self.spec.sharing as u64));
+        let (budget, prepared) = (self.manager.budget().capacity(), self.manager.link().prepared());
+        self.probe.trim(self.measured_as(), kept_by_pools(budget, prepared, self.spec.sharing as u64));
     }
 
     /// Tests a device after a failed shard task; returns true if it computes, reports its memory and is reachable
@@ -377,5 +382,16 @@ fn of_link(error: LinkError) -> DeviceError {
         }
         LinkError::Memory { bytes, .. } => DeviceError::OutOfMemory { bytes },
         other => DeviceError::new(with_causes(&SpillError::from(other))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_range_of_promotions_is_not_what_the_pools_keep() {
+        assert_eq!([kept_by_pools(1600, 800, 1), kept_by_pools(1600, 800, 2)], [2000, 4000]);
+        assert_eq!(kept_by_pools(u64::MAX, 800, 2), u64::MAX);
     }
 }

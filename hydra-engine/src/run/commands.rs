@@ -352,7 +352,7 @@ fn check_shape(task: &TrainTask, like: &TaskInfo) -> Result<(), CommandError> {
         return Err(CommandError::NoSpace { task, why });
     };
     if admitted.optimizer.on != Place::Host {
-        let why = "masters of it are resident on a device; run with optimizers on the host";
+        let why = "some of its masters are resident on a device; let optimizers step on the host";
         return Err(CommandError::NoSpace { task, why });
     }
     if admitted.on_disk.contains(&true) {

@@ -120,6 +120,7 @@ pub struct Forecast {
     unused_bytes: u64,
     /// Standing bytes of a device, independent of what it computes.
     standing_bytes: u64,
+    /// Bytes of resident masters and of their pending gradients.
     resident_bytes: u64,
 }
 

@@ -1,12 +1,12 @@
 //! Tasks with the master weights of some buffers on a device that does not fit all of them, stepped there, while the
 //! host steps the others: the bits are those of the plain loop. Here the device is a CPU with memory of its own.
 
-use crate::common::{Settings, adamw, config, tokens};
+use crate::common::{Settings, StopAfter, adamw, config, tokens};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, Chain, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
-    AdmittedTask, Checkpoint, CheckpointEvery, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent,
-    RunReport, StopFlag, TaskState, TrainTask, plain,
+    AdmittedTask, Checkpoint, CheckpointEvery, OptimizerPlacement, Orchestrator, Place, RunReport, StopFlag,
+    TaskState, TrainTask, plain,
 };
 use hydra_models::gpt2::{self, Gpt2Config};
 use std::sync::Arc;
@@ -112,16 +112,6 @@ fn resident_buffers_are_promoted_once_and_their_gradients_stay() {
     assert!(down_host - down >= resident * 3 / 4, "{down} bytes a step of {down_host}, {resident} resident");
 }
 
-struct StopAfter(StopFlag, usize);
-
-impl Observer for StopAfter {
-    fn observe(&mut self, event: &RunEvent<'_>) {
-        if matches!(event, RunEvent::Minibatch { step, .. } if *step == self.1) {
-            self.0.stop();
-        }
-    }
-}
-
 #[test]
 fn a_checkpoint_of_it_goes_on_on_the_host_on_the_device_and_in_part() {
     // A rate so large that the loss rises again, so that the best weights are restored.
@@ -148,7 +138,7 @@ fn a_checkpoint_of_it_goes_on_on_the_host_on_the_device_and_in_part() {
         let stop = StopFlag::new();
         let kept = partial(memory, &[task().checkpoint_to(file.clone())]).stop_flag(stop.clone());
         let kept = kept.checkpoint_every(CheckpointEvery::Minibatches(1));
-        let kept = kept.observer(Box::new(StopAfter(stop, 2))).run().unwrap();
+        let kept = kept.observer(Box::new(StopAfter(stop, 3))).run().unwrap();
         assert_eq!(kept.tasks[0].state, TaskState::Stopped);
         let plenty = Settings::default().memory;
         let places = [

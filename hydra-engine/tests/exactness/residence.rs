@@ -2,12 +2,14 @@
 //! plain loop, and no parameters are transferred. Here the device is a CPU with memory of its own, stepped with the
 //! host's arithmetic; `gpu.rs` tests a GPU.
 
-use crate::common::{Fragile, Points, Settings, adamw, config, gpt2_chain, mlp_chain, spirals, tokens};
+use crate::common::{
+    Fragile, Points, Settings, StopAfter, adamw, config, gpt2_chain, mlp_chain, spirals, tokens,
+};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, Chain, Decay, FloatType, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
-    Checkpoint, EngineError, Observer, OptimizerPlacement, Orchestrator, Place, RunEvent, RunReport,
-    StopFlag, TaskState, TrainTask, Transfers, plain,
+    Checkpoint, EngineError, OptimizerPlacement, Orchestrator, Place, RunReport, StopFlag, TaskState,
+    TrainTask, Transfers, plain,
 };
 use hydra_models::{gpt2, mlp};
 use std::sync::Arc;
@@ -157,21 +159,11 @@ fn best_are_put_back_in(float: FloatType) {
     assert_eq!(there.weights_sha256, host.weights_sha256);
 }
 
-struct StopAfter(StopFlag, usize);
-
-impl Observer for StopAfter {
-    fn observe(&mut self, event: &RunEvent<'_>) {
-        if matches!(event, RunEvent::Minibatch { step, .. } if *step == self.1) {
-            self.0.stop();
-        }
-    }
-}
-
 #[test]
 fn an_interrupted_run_keeps_what_lived_on_the_device() {
     let stop = StopFlag::new();
     let long = TrainSpec { length: Length::Steps(1000), ..spec() };
-    let observer = Box::new(StopAfter(stop.clone(), 2));
+    let observer = Box::new(StopAfter(stop.clone(), 3));
     let mut run = on_device(&Settings::default()).stop_flag(stop).observer(observer);
     run.submit(task("task", &long)).unwrap();
     let report = run.run().unwrap();
@@ -254,7 +246,7 @@ fn a_task_is_kept_from_the_device_and_goes_on_there_or_on_the_host() {
         let file = dir.path().join("task.safetensors");
         let stop = StopFlag::new();
         let kept = on_device(&Settings::default()).stop_flag(stop.clone());
-        let mut kept = kept.observer(Box::new(StopAfter(stop, 2)));
+        let mut kept = kept.observer(Box::new(StopAfter(stop, 3)));
         kept.submit(task().checkpoint_to(file.clone())).unwrap();
         assert_eq!(kept.run().unwrap().tasks[0].state, TaskState::Stopped);
         for placement in [OptimizerPlacement::Device, OptimizerPlacement::Host] {

@@ -363,14 +363,18 @@ fn what_differs_is_not_shared_and_right_all_the_same() {
 fn device_homed_tasks_have_one_base_on_their_device() {
     let [together, apart] = together_and_apart();
     let settings = Settings { cuts: Some(vec![4]), ..Settings::default() };
-    for (placement, place) in
-        [(OptimizerPlacement::Device, Place::Device), (OptimizerPlacement::Partial, Place::Partial)]
-    {
+    // Peaks depend on what overlaps; a second base would leave two thirds of the others.
+    let places = [
+        (OptimizerPlacement::Device, Place::Device, 0.9),
+        (OptimizerPlacement::Partial, Place::Partial, 0.75),
+    ];
+    for (placement, place, part) in places {
         let device_resident = || settings.orchestrator().optimizer_placement(placement);
         let reports = [&together, &apart].map(|chains| run(device_resident(), &settings, chains));
         let base = bytes(&together[0], false);
         let [one, each] = reports.each_ref().map(|report| report.devices[0].peak_bytes);
-        assert!(each - one > (TASKS as u64 - 1) * base * 3 / 4, "{one} of {each}, where a base has {base}");
+        let others = ((TASKS as u64 - 1) * base) as f64;
+        assert!((each - one) as f64 > others * part, "{place:?}: {one} of {each}, where a base has {base}");
         for task in reports.iter().flat_map(|report| &report.tasks) {
             assert_eq!((task.error.as_deref(), task.plan.optimizer.on), (None, place));
         }

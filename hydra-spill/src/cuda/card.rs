@@ -373,6 +373,21 @@ mod tests {
     }
 
     #[test]
+    fn what_stays_on_the_card_is_outside_of_the_arena() {
+        let driver = FakeDriver::new(Pace::WhenAwaited);
+        let link = link(&driver, 4 * MIB);
+        assert_eq!(link.prepared(), 0);
+        link.prepare(480_000).unwrap();
+        assert!(link.prepared() >= 2 * 480_000);
+        let parts = [70_000, 3, 0].map(|len| Bytes::from(pattern(7, len)));
+        let staying = parts.each_ref().map(|part| link.upload_persistent(part).unwrap());
+        assert_eq!(link.arena().clone().unwrap().arena.used(), 0);
+        for (copy, part) in staying.iter().zip(&parts) {
+            assert_eq!(&link.download(copy).unwrap(), part);
+        }
+    }
+
+    #[test]
     fn masters_live_in_page_locked_memory_as_far_as_there_is_room() {
         let driver = FakeDriver::new(Pace::AtOnce);
         let link = link(&driver, MIB);
