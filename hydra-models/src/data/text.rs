@@ -24,9 +24,13 @@ pub(super) fn utf8(path: &Path, bytes: Vec<u8>) -> Result<String, DataError> {
 }
 
 /// Cuts a text into train, validation and test: eight tenths, a tenth and a tenth of the bytes, each part starting at
-/// the next line.
+/// the next line. Three lines with text are in a part each.
 pub(super) fn parts(mut text: String) -> [String; 3] {
-    let test = text.split_off(last_part(&text, 10));
+    let lines = |text: &str| text.lines().filter(|line| !line.trim().is_empty()).take(3).count();
+    let at = last_part(&text, 10);
+    // The last tenth may have all lines but one.
+    let is_short = lines(&text[..at]) < 2 && lines(&text) > 2;
+    let test = text.split_off(last_line(&text).filter(|_| is_short).unwrap_or(at));
     let validation = text.split_off(last_part(&text, 9));
     [text, validation, test]
 }
@@ -41,10 +45,15 @@ fn last_part(text: &str, parts: usize) -> usize {
         .ends_with('\n')
         .then_some(mark)
         .or_else(|| text[mark..].find('\n').map(|at| mark + at + 1));
-    let last = text.trim_end().rfind('\n').map(|at| at + 1);
+    let last = last_line(text);
     let has_text = |&at: &usize| !text[at..].trim().is_empty();
     let is_cut = |&at: &usize| !text[..at].trim().is_empty();
     next.filter(has_text).or(last.filter(is_cut)).unwrap_or(mark)
+}
+
+/// The start of the last line with text, if another line precedes it.
+fn last_line(text: &str) -> Option<usize> {
+    text.trim_end().rfind('\n').map(|at| at + 1)
 }
 
 fn ceil_char(text: &str, mut at: usize) -> usize {
@@ -90,6 +99,15 @@ mod tests {
         assert_eq!(train.chars().count(), 91);
         assert_eq!(held.chars().count(), 10);
         assert_eq!(cut("short").1, "");
+    }
+
+    #[test]
+    fn two_short_lines_after_a_long_one_are_a_part_each() {
+        let long = "x".repeat(45);
+        assert_eq!(
+            parts(format!("{long}\n \né\na")),
+            [format!("{long}\n"), " \né\n".to_owned(), "a".to_owned()]
+        );
     }
 
     proptest! {
