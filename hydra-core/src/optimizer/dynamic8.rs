@@ -39,7 +39,7 @@ pub struct DynamicMap {
     /// from that of zero by the number of midpoints below its magnitude.
     midpoints: [f32; VALUES],
     /// The number of midpoints below each interval of magnitudes. An interval has one midpoint at most.
-    below: [u8; INTERVALS],
+    below: [u32; INTERVALS],
     /// The index of zero.
     zero: u8,
 }
@@ -96,23 +96,31 @@ impl DynamicMap {
         for (scaled, x) in scaled.iter_mut().zip(values) {
             *scaled = x / largest;
         }
-        for (index, x) in indices.iter_mut().zip(scaled) {
-            *index = self.index(x);
-        }
+        indices.copy_from_slice(&self.indices(&scaled)[..values.len()]);
     }
 
-    /// The index of the nearest value, for magnitudes up to 1.
+    /// The indices of the nearest values, for magnitudes up to 1.
+    ///
+    /// Each loop looks one thing up without a branch, so that it is compiled to vector instructions: three times as fast as one loop.
     #[inline(always)]
-    fn index(&self, x: f32) -> u8 {
-        let magnitude = x.abs();
-        let interval = (magnitude.to_bits() >> IGNORED_BITS).saturating_sub(FIRST) as usize;
-        let below = self.below[interval.min(INTERVALS - 1)];
-        let steps = below + u8::from(self.midpoints[usize::from(below)] < magnitude);
-        match x < 0.0 {
-            // A value below zero stays below zero.
-            true => self.zero - steps.max(1).min(self.zero),
-            false => self.zero + steps,
+    fn indices(&self, x: &[f32; BLOCK]) -> [u8; BLOCK] {
+        let mut steps = [0_u32; BLOCK];
+        for (steps, x) in steps.iter_mut().zip(x) {
+            let interval = (x.abs().to_bits() >> IGNORED_BITS).saturating_sub(FIRST);
+            *steps = self.below[interval.min(INTERVALS as u32 - 1) as usize];
         }
+        for (steps, x) in steps.iter_mut().zip(x) {
+            // It is an index already; the compiler sees it by the remainder.
+            let midpoint = self.midpoints[*steps as usize % VALUES];
+            *steps = steps.wrapping_add(u32::from(midpoint < x.abs()));
+        }
+        let (zero, mut indices) = (u32::from(self.zero), [0; BLOCK]);
+        for ((index, steps), x) in indices.iter_mut().zip(steps).zip(x) {
+            // A value below zero stays below zero.
+            let (down, up) = (zero.wrapping_sub(steps.max(1).min(zero)), zero.wrapping_add(steps));
+            *index = (if *x < 0.0 { down } else { up }) as u8;
+        }
+        indices
     }
 
     /// The values of as many elements of a block as `out` has.
@@ -139,7 +147,7 @@ fn largest(values: &[f32]) -> f32 {
 }
 
 /// The number of midpoints below each interval.
-const fn below(midpoints: &[f32; VALUES]) -> [u8; INTERVALS] {
+const fn below(midpoints: &[f32; VALUES]) -> [u32; INTERVALS] {
     let mut below = [0; INTERVALS];
     let (mut interval, mut count) = (1, 0);
     while interval < INTERVALS {
@@ -147,7 +155,7 @@ const fn below(midpoints: &[f32; VALUES]) -> [u8; INTERVALS] {
         while midpoints[count] < start {
             count += 1;
         }
-        below[interval] = count as u8;
+        below[interval] = count as u32;
         interval += 1;
     }
     below
@@ -197,6 +205,10 @@ mod tests {
     use super::*;
     use crate::Key;
 
+    fn index(map: &DynamicMap, x: f32) -> usize {
+        usize::from(map.indices(&[x; BLOCK])[BLOCK - 1])
+    }
+
     #[test]
     fn the_index_is_that_of_the_nearest_value() {
         let counted = |map: &DynamicMap, x: f32| {
@@ -211,11 +223,11 @@ mod tests {
                 all.flat_map(|x| [-1, 0, 1].map(|by| f32::from_bits(x.to_bits().saturating_add_signed(by))));
             let drawn = (0..20_000).map(|i| 10_f32.powf(-8.0 * Key::new(3).uniform(i) as f32));
             for x in near.chain(drawn).chain([0.0, 1e-30]).filter(|x| *x <= 1.0) {
-                assert_eq!(usize::from(map.index(sign * x)), counted(map, sign * x), "{}", sign * x);
+                assert_eq!(index(map, sign * x), counted(map, sign * x), "{}", sign * x);
             }
             // Every value is its own nearest one.
-            for (index, value) in map.values.iter().enumerate() {
-                assert_eq!(usize::from(map.index(*value)), index, "{value}");
+            for (at, value) in map.values.iter().enumerate() {
+                assert_eq!(index(map, *value), at, "{value}");
             }
         }
     }
