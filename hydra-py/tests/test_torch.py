@@ -122,7 +122,13 @@ def test_metrics_are_sums_over_targets() -> None:
         trained(perceptron(metrics={"rows": lambda outputs, _: outputs}), {"train": rows(), "validation": rows()})
 
 
-@pytest.mark.parametrize("middle", [nn.ReLU, lambda: nn.Dropout(0.3), Noise], ids=["relu", "dropout", "noise"])
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(WIDTH), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    "middle", [nn.ReLU, lambda: nn.Dropout(0.3), Noise, normalized], ids=["relu", "dropout", "noise", "statistics"]
+)
 def test_bits_do_not_depend_on_cuts_devices_or_memory(middle: Callable[[], Any]) -> None:
     def hashes(**settings: Any) -> list[Any]:
         chosen = PLAIN | {"lr": [0.1, 0.01], "accumulate": 2} | settings
@@ -134,6 +140,48 @@ def test_bits_do_not_depend_on_cuts_devices_or_memory(middle: Callable[[], Any])
     assert plain[0][2] != plain[1][2]
     assert plain == hashes(cuts=[1, 2, 3, 5]) == hashes(cuts=[2], devices="cpu:2x1") == hashes(devices="cpu:2x1", replicas=2)
     assert plain == hashes(device_memory="3.25MiB", devices="cpu:2x1")
+
+
+def test_running_statistics_are_those_of_pytorch() -> None:
+    data = {"train": rows(), "validation": rows(10, seed=2)}
+    whole, cut = (trained(perceptron(normalized), data, **settings) for settings in ({}, {"cuts": [1, 3], "devices": "cpu:2x1"}))
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+    plain = Chained(perceptron(normalized).modules).train()
+    assert whole.losses == pytest.approx(
+        plain_losses(list(plain.parameters()), lambda batch: cross_entropy(plain(batch["x"]), batch), data["train"]), rel=1e-5
+    )
+    loaded = whole.load()
+    for name, expected in plain.named_buffers():
+        found = loaded.get_buffer(name)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert int(loaded.get_buffer("stages.0.1.0.num_batches_tracked")) == 6
+    # Evaluations read them.
+    batch = {key: torch.stack([row[key] for row in data["validation"]]) for key in ("x", "y")}
+    with torch.no_grad():
+        expected = cross_entropy(loaded.eval()(batch["x"]), batch).item()
+    assert whole.report["validation"]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_statistics_of_what_is_frozen_do_not_change() -> None:
+    def chain() -> Chain:
+        made = perceptron(normalized)
+        for parameter in made.modules["1"].parameters():
+            parameter.requires_grad_(False)
+        made.modules["1"][1][0].running_mean.fill_(0.25)
+        return made
+
+    whole, cut = trained(chain()), trained(chain(), cuts=[1, 2])
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+    plain = Chained(chain().modules).train()
+    plain.stages["1"].eval()
+    own = [each for each in plain.parameters() if each.requires_grad]
+    assert whole.losses == pytest.approx(
+        plain_losses(own, lambda batch: cross_entropy(plain(batch["x"]), batch), rows()), rel=1e-5
+    )
+    loaded = whole.load()
+    assert loaded.get_buffer("stages.1.1.0.running_mean").eq(0.25).all()
+    assert not loaded.get_buffer("stages.0.1.0.running_mean").eq(0).all()
 
 
 def test_draws_inside_lstms_and_attention_have_the_bits_of_an_uncut_chain() -> None:
@@ -275,6 +323,43 @@ def test_one_thread_at_a_time_reads_a_dataset() -> None:
     run = hydra.select(model=perceptron(), data=Seeking(), **(PLAIN | {"lr": [0.1, 0.01], "devices": "cpu:2x1"})).wait()
     expected = hydra.select(model=perceptron(), data=rows(), **(PLAIN | {"lr": [0.1, 0.01]})).wait()
     assert [run.tasks[name].losses for name in expected.tasks] == [task.losses for task in expected.tasks.values()]
+
+
+CALLS: dict[str, int] = {}
+
+
+class Counted(nn.Module):
+    """A linear map that counts its calls on tensors with values, and may read one of them or do something else."""
+
+    def __init__(self, name: str, how: str = "") -> None:
+        super().__init__()
+        self.name, self.how, self.linear = name, how, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        if type(x) in (torch.Tensor, nn.Parameter):
+            CALLS[self.name] = CALLS.get(self.name, 0) + 1
+        x = self.linear(x)
+        if self.how == "values" and float(x.sum()) > 0:
+            return x + 1
+        return functional.gelu(x) if self.how == "gelu" else x.relu()
+
+
+def test_modules_with_the_same_operations_are_measured_once() -> None:
+    def keys(*how: str) -> list[Any]:
+        blocks = [Counted(f"{at}", each) for at, each in enumerate(how)]
+        return [layer.cost_key for layer in Chain([*blocks, nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy).bind(rows()).layers]
+
+    first, gelu, third, last = keys("", "gelu", "")
+    assert first == third is not None and gelu not in (first, None) and last is None
+    assert [key is None for key in keys("", "values", "")] == [False, True, True, True], "what follows a module that needs values"
+    CALLS.clear()
+    torch.manual_seed(0)
+    chain = Chain([*(Counted(str(at)) for at in range(5)), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)
+    once = trained(chain)
+    # The first one has no gradient of its input, so that its backward differs.
+    assert CALLS["1"] > CALLS["2"] == CALLS["3"] == CALLS["4"], CALLS
+    each = trained(Chain([*(Counted(str(at), "values") for at in range(5)), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy))
+    assert len(once.losses) == len(each.losses) == 6
 
 
 class Broken(nn.Module):
@@ -432,7 +517,8 @@ def test_invalid_chains_are_refused_by_name() -> None:
         ([], "at least one module"),
         ([nn.Linear(2, 2), abs], "`1` is a builtin_function_or_method"),
         ({"a.b": linear}, "no dots"),
-        ([nn.Sequential(linear, nn.BatchNorm1d(2))], "`0.1` keeps running statistics"),
+        ([nn.Sequential(linear, nn.BatchNorm1d(2, momentum=None))], "`0.1` is a BatchNorm1d with momentum=None"),
+        ([nn.Sequential(linear, nn.InstanceNorm1d(2, track_running_stats=True))], "`0.1` is a InstanceNorm1d with running statistics"),
         ([nn.Linear(2, 2).double()], "`0.weight` is of torch.float64"),
         ([nn.LazyLinear(2)], "`0.weight` is lazy"),
         ([nn.ReLU()], "nothing to train"),

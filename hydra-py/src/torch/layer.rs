@@ -5,9 +5,10 @@ use burn::module::ParamId;
 use burn::tensor::{DType, Device, Gradients};
 use hydra_core::{
     Activation, AnyTensor, CostKey, Declared, DeviceTensor, ForeignBackward, HostTensor, Init, Layer,
-    Objective, OwnInit, ParamInfo, Pass, foreign, last_layer,
+    Objective, OwnInit, ParamInfo, Pass, StateRule, foreign, last_layer,
 };
 use pyo3::prelude::*;
+use std::any::TypeId;
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,12 +18,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct Param {
     pub info: ParamInfo,
     pub trained: bool,
+    /// How observations change it, if it is a state.
+    pub state: Option<StateRule>,
 }
+
+/// What Python lists of a parameter: its name, shape, whether it is trained, the tensor's identifier and a state's factors.
+type Listed = (String, Vec<usize>, bool, usize, Option<(f64, f64)>);
 
 /// A module as a layer, on a device or not.
 #[derive(Clone)]
 pub(super) struct TorchLayer {
     module: Arc<Module>,
+    /// Which of the parameters are fixed states; none if it is empty.
+    fixed: Vec<bool>,
     promoted: Option<Promoted>,
 }
 
@@ -30,6 +38,8 @@ struct Module {
     /// The `_Layer` of Python.
     python: Held,
     name: String,
+    /// A hash of its operations (`_trace.py`); `None` if they depend on values.
+    cost_key: Option<String>,
     params: Vec<Param>,
     measured: Mutex<HashMap<Shapes, Measured>>,
 }
@@ -74,14 +84,16 @@ impl TorchLayer {
     /// Returns the layer of a `_Layer` of Python. Parameters that are one tensor have one identifier in `ids`.
     pub(super) fn new(python: Bound<'_, PyAny>, ids: &mut HashMap<usize, ParamId>) -> PyResult<Self> {
         let name = python.getattr("name")?.extract()?;
-        let listed: Vec<(String, Vec<usize>, bool, usize)> = python.call_method0("parameters")?.extract()?;
-        let params = listed.into_iter().map(|(name, shape, trained, tensor)| {
+        let listed: Vec<Listed> = python.call_method0("parameters")?.extract()?;
+        let params = listed.into_iter().map(|(name, shape, trained, tensor, rule)| {
             let id = *ids.entry(tensor).or_default();
-            Param { info: ParamInfo { name, shape, id }, trained }
+            let state = rule.map(|(keep, gain)| StateRule { keep, gain });
+            Param { info: ParamInfo { name, shape, id }, trained, state }
         });
         let params = params.collect();
-        let module = Module { python: Held::new(python), name, params, measured: Mutex::default() };
-        Ok(Self { module: Arc::new(module), promoted: None })
+        let cost_key = python.getattr("cost_key")?.extract()?;
+        let module = Module { python: Held::new(python), name, cost_key, params, measured: Mutex::default() };
+        Ok(Self { module: Arc::new(module), fixed: Vec::new(), promoted: None })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -127,15 +139,21 @@ struct Called {
 }
 
 impl Module {
-    fn call(&self, params: &[HostTensor], inputs: &[HostTensor], pass: &Pass) -> PyResult<(Called, Shapes)> {
+    fn call(
+        &self,
+        (params, fixed): (&[HostTensor], &[bool]),
+        inputs: &[HostTensor],
+        pass: &Pass,
+    ) -> PyResult<(Called, Shapes)> {
         let targets: Vec<HostTensor> =
             pass.targets().parts().iter().cloned().map(AnyTensor::into_host).collect();
         let seed = pass.site(0).key().bits(0);
         let shapes = (pass.is_training(), inputs.iter().map(|x| x.shape.clone()).collect());
         let known = self.measured(&shapes);
         let called = Python::attach(|py| {
+            let (params, inputs, targets) = (views(params), views(inputs), views(&targets));
             let arguments =
-                (views(params), views(inputs), views(&targets), seed, pass.is_training(), known.is_none());
+                (params, inputs, targets, seed, pass.is_training(), fixed.to_vec(), known.is_none());
             let called = self.python.bind(py)?.call_method1("forward", arguments)?;
             let (outputs, graph, forward, held): (Bound<'_, PyAny>, Bound<'_, PyAny>, usize, usize) =
                 called.extract()?;
@@ -197,7 +215,7 @@ impl Layer for TorchLayer {
             trained: Some(param.trained),
             running: false,
             quantized: false,
-            state: None,
+            state: param.state,
         };
         self.module.params.iter().map(declared).collect()
     }
@@ -216,7 +234,8 @@ impl Layer for TorchLayer {
     }
 
     fn cost_key(&self) -> Option<CostKey> {
-        None
+        let text = self.module.cost_key.clone()?;
+        Some(CostKey { module: TypeId::of::<Self>(), text })
     }
 
     fn reads_targets(&self) -> bool {
@@ -236,11 +255,11 @@ impl Layer for TorchLayer {
         let params: Vec<HostTensor> = params.iter().map(host).collect();
         let gradients = Arc::new(Mutex::new(vec![None; params.len()]));
         let promoted = Promoted { params, device: device.clone(), tracked: track.to_vec(), gradients };
-        Box::new(Self { module: Arc::clone(&self.module), promoted: Some(promoted) })
+        Box::new(Self { promoted: Some(promoted), ..self.clone() })
     }
 
-    fn with_fixed_states(self: Box<Self>, _: &[bool]) -> Box<dyn Layer> {
-        self
+    fn with_fixed_states(self: Box<Self>, fixed: &[bool]) -> Box<dyn Layer> {
+        Box::new(Self { fixed: fixed.to_vec(), ..*self })
     }
 
     fn with_objective(self: Box<Self>, objective: Arc<dyn Objective>) -> Box<dyn Layer> {
@@ -253,7 +272,7 @@ impl Layer for TorchLayer {
             panic!("the PyTorch module `{}` is not on a device", module.name)
         };
         let inputs: Vec<HostTensor> = x.parts().iter().cloned().map(AnyTensor::into_host).collect();
-        let called = module.call(params, &inputs, pass);
+        let called = module.call((params, &self.fixed), &inputs, pass);
         let (Called { outputs, graph }, shapes) =
             called.unwrap_or_else(|error| module.fail("forward", &error));
         let Measured { forward, held, .. } = module.measured(&shapes).unwrap_or_default();

@@ -17,8 +17,9 @@ from torch.utils.data import default_collate
 
 from hydra_train._errors import HydraError, UsageError
 from hydra_train.torch._data import Data, shown, splits_of
-from hydra_train.torch._layer import End, Layer, Loss, Sum
+from hydra_train.torch._layer import End, Layer, Loss, Sum, states_of
 from hydra_train.torch._memory import bytes_of, name_of
+from hydra_train.torch._trace import cost_keys
 
 #: Hexadecimal digits of a hash in names.
 DIGITS = 16
@@ -137,13 +138,15 @@ class Chain:
         tensors = dict(_read_safetensors(Path(directory) / "model.safetensors"))
         parts = torch.nn.ModuleDict(self.modules)
         whole = Chained(self.modules) if self.whole is None else self.whole
-        names = {id(parameter): name for name, parameter in whole.named_parameters()}
+        names = {id(tensor): name for name, tensor in [*whole.named_parameters(), *whole.named_buffers()]}
         loaded = copy.deepcopy(whole)
+        own = dict([*loaded.named_parameters(), *loaded.named_buffers()])
+        states = ((name, parts.get_buffer(name)) for name in states_of(parts))
         with torch.no_grad():
-            for name, parameter in parts.named_parameters():
-                if name not in tensors or list(tensors[name].shape) != list(parameter.shape):
+            for name, tensor in [*parts.named_parameters(), *states]:
+                if name not in tensors or list(tensors[name].shape) != list(tensor.shape):
                     raise HydraError(f"`{directory}` has no weights of `{name}`: it was trained with other modules")
-                loaded.get_parameter(names[id(parameter)]).copy_(tensors.pop(name))
+                own[names[id(tensor)]].copy_(tensors.pop(name))
         if tensors:
             raise HydraError(f"`{directory}` has weights of `{next(iter(tensors))}`, which the chain does not have")
         return loaded
@@ -194,16 +197,27 @@ class Bound:
             Layer(name, module, chain.threads, end if at == last else None, shared)
             for at, (name, module) in enumerate(chain.modules.items())
         ]
+        first = read[0].inputs()
+        for layer, key in zip(self.layers, cost_keys(self.layers, first)):
+            layer.cost_key = key
 
 
 def check_module(name: str, module: torch.nn.Module) -> None:
     for at, each in module.named_modules():
         if isinstance(each, torch.nn.modules.batchnorm._NormBase) and each.running_mean is not None:
-            raise UsageError(
-                f"`{name}.{at}`".replace(".`", "`") + " keeps running statistics, which are not supported, because a layer must "
-                "compute the same whenever it is recomputed: use GroupNorm or LayerNorm",
-                keyword="model",
-            )
+            kind = type(each).__name__
+            if not isinstance(each, torch.nn.modules.batchnorm._BatchNorm):
+                raise UsageError(
+                    f"`{name}.{at}`".replace(".`", "`") + f" is a {kind} with running statistics, which only batch normalizations may have: "
+                    "pass track_running_stats=False",
+                    keyword="model",
+                )
+            if each.momentum is None:
+                raise UsageError(
+                    f"`{name}.{at}`".replace(".`", "`") + f" is a {kind} with momentum=None, whose statistics are the mean over all batches; "
+                    "expected a number: pass momentum=0.1",
+                    keyword="model",
+                )
     for at, parameter in module.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise UsageError(f"`{name}.{at}` is lazy: run the module once before the chain is made", keyword="model")
@@ -224,5 +238,6 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 continue
             first, end = tensor["data_offsets"]
             file.seek(start + first)
-            values = torch.frombuffer(bytearray(file.read(end - first)), dtype=torch.float32) if end > first else torch.empty(0)
+            dtype = {"F32": torch.float32, "I64": torch.int64}[tensor["dtype"]]
+            values = torch.frombuffer(bytearray(file.read(end - first)), dtype=dtype) if end > first else torch.empty(0)
             yield name, values.reshape(tensor["shape"])

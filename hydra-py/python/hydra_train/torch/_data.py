@@ -72,6 +72,11 @@ class Data:
         made = {key: memory_of(batch[key]) for key in {*self.chain.inputs, *targets}}
         return [made[key] for key in self.chain.inputs], [made[key] for key in targets], counted
 
+    def inputs(self) -> list[torch.Tensor]:
+        """Returns the inputs of the first module for the first items, two of them if there are two."""
+        batch = self._collated(list(range(min(2, self.items))))
+        return [batch[key] for key in self.chain.inputs]
+
     def _check(self, batch: Mapping[str, torch.Tensor]) -> None:
         found = schema_of(batch, self.chain.inputs)
         if found != self.schema:

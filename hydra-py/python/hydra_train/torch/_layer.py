@@ -23,27 +23,61 @@ Loss = Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]
 Sum = Callable[[Any, Mapping[str, torch.Tensor]], "torch.Tensor | float"]
 
 
+#: How an observation of a microbatch changes a state: the factors on the state and on the observation.
+Rule = tuple[float, float]
+
+
+def states_of(module: torch.nn.Module) -> dict[str, Rule]:
+    """Returns the names of the running statistics of a module, which training changes without gradients, with their rules."""
+    states: dict[str, Rule] = {}
+    for at, each in norms_of(module).items():
+        momentum = float(each.momentum)
+        rules = {"running_mean": (1 - momentum, momentum), "running_var": (1 - momentum, momentum), "num_batches_tracked": (1.0, 1.0)}
+        states.update({f"{at}.{name}" if at else name: rule for name, rule in rules.items()})
+    return states
+
+
+def norms_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns the batch normalizations of a module that keep running statistics, by name."""
+    named = module.named_modules()
+    return {at: each for at, each in named if isinstance(each, torch.nn.modules.batchnorm._BatchNorm) and each.running_mean is not None}
+
+
 class Layer:
     """A module as Rust calls it: a forward or a backward each, from any thread."""
 
     def __init__(self, name: str, module: torch.nn.Module, threads: int, ends: End | None, shared: set[int]) -> None:
         self.name, self.module, self.threads, self.ends, self.shared = name, module, threads, ends, shared
-        self.versions = {at: each._version for at, each in module.named_parameters()}
+        self.states = states_of(module)
+        tensors = [*module.named_parameters(), *((at, module.get_buffer(at)) for at in self.states)]
+        #: The parameters, and after them the states, with the numbers of writes into them.
+        self.versions = {at: each._version for at, each in tensors}
         # Copies without parameters: calls on several threads do not share one, because a call sets its parameters.
         placeholders: dict[int, Any] = {id(buffer): buffer for buffer in module.buffers()}
         for parameter in module.parameters():
             empty = torch.empty_like(parameter, device="meta")
             placeholders[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
         self.bare = copy.deepcopy(module, placeholders)
+        # A call observes a batch: from zero and with this momentum, the statistics become those of the batch.
+        for norm in norms_of(self.bare).values():
+            norm.momentum = 1.0
         self.trained = [parameter.requires_grad for parameter in module.parameters()]
         self.free: list[torch.nn.Module] = []
         self.copying = threading.Lock()
         self.unused: set[str] = set()
+        #: Layers with the same text cost the same, and are measured once; ``None`` if it is not known.
+        self.cost_key: str | None = None
 
-    def parameters(self) -> list[tuple[str, list[int], bool, int]]:
-        """Returns name, shape, whether it is trained, and an identifier of each parameter."""
-        named = self.module.named_parameters()
-        return [(at, list(each.shape), each.requires_grad, id(each)) for at, each in named]
+    def parameters(self) -> list[tuple[str, list[int], bool, int, Rule | None]]:
+        """Returns name, shape, whether training changes it, an identifier, and a state's rule, of each parameter and state."""
+        named = [(at, list(each.shape), each.requires_grad, id(each), None) for at, each in self.module.named_parameters()]
+        return [*named, *(self._state(at, rule) for at, rule in self.states.items())]
+
+    def _state(self, name: str, rule: Rule) -> tuple[str, list[int], bool, int, Rule]:
+        # What is frozen does not change: the statistics of a normalization whose parameters are.
+        own = list(self.module.get_submodule(name.rpartition(".")[0]).parameters())
+        state = self.module.get_buffer(name)
+        return name, list(state.shape), not own or any(each.requires_grad for each in own), id(state), rule
 
     def warn_of_unused(self, name: str) -> None:
         """Warns once that the loss of the first batch does not depend on a trained parameter."""
@@ -55,11 +89,11 @@ class Layer:
             )
 
     def values(self, name: str) -> _native.Memory:
-        """Returns a copy of a parameter's initial values."""
-        parameter = self.module.get_parameter(name)
+        """Returns a copy of the initial values of a parameter or state."""
+        parameter = self.module.get_buffer(name) if name in self.states else self.module.get_parameter(name)
         if parameter._version != self.versions[name]:
             raise HydraError(f"`{self.name}.{name}` was changed while a run trains the chain: train a copy of the module")
-        return memory_of(parameter.detach())
+        return memory_of(parameter.detach().float())
 
     def forward(
         self,
@@ -68,14 +102,20 @@ class Layer:
         targets: list[_native.Memory],
         seed: int,
         training: bool,
+        fixed: list[bool],
         measured: bool,
     ) -> tuple[list[_native.Memory], Graph | None, int, int]:
         """Returns the outputs, what the backward needs, and the peak and the remaining bytes of PyTorch if ``measured``.
 
+        ``parameters`` are followed by the states. A training pass observes those that are not ``fixed`` instead of reading them.
+
         A training pass always records the graph, also where no backward follows: kernels without a graph may have other bits.
         """
         self._set_threads()
-        tensors, arguments = [tensor_of(each) for each in parameters], [tensor_of(each) for each in inputs]
+        every, arguments = [tensor_of(each) for each in parameters], [tensor_of(each) for each in inputs]
+        given, tensors = dict(zip(self.versions, every)), every[: len(self.trained)]
+        observed = {at: torch.zeros_like(self.module.get_buffer(at)) for at in self._observed(fixed) if training}
+        given.update(observed)
         batch = {} if self.ends is None else dict(zip(self.ends.keys, map(tensor_of, targets)))
         for tensor, trained in zip(tensors, self.trained):
             tensor.requires_grad_(training and trained)
@@ -83,12 +123,14 @@ class Layer:
             tensor.requires_grad_(training and tensor.is_floating_point())
         with Borrowed(self) as module:
             module.train(training)
+            for at in self.states.keys() - observed.keys():
+                module.get_submodule(at.rpartition(".")[0]).eval()
             buffers = dict(module.named_buffers())
-            fixed = addresses([*tensors, *arguments, *batch.values()]) | addresses(buffers.values(), buffers)
-            guard = Guard(self.name, seed, fixed, measured)
+            known = addresses([*every, *arguments, *batch.values()]) | addresses(buffers.values(), buffers)
+            guard = Guard(self.name, seed, known, measured)
             with torch.set_grad_enabled(training), guard:
                 try:
-                    outputs = functional_call(module, dict(zip(self.versions, tensors)), tuple(arguments))
+                    outputs = functional_call(module, given, tuple(arguments))
                 except RuntimeError as error:
                     # Autograd refuses it before the guard sees the operation.
                     if "leaf Variable that requires grad" in str(error):
@@ -107,8 +149,13 @@ class Layer:
             return memory, None, guard.peak, 0
         if measured:
             self._check_leaves(found, [*tensors, *arguments])
-        graph = Graph(self, found, (tensors, arguments))
+        graph = Graph(self, found, (tensors, arguments), [optional_memory(observed.get(at)) for at in self.states])
         return memory, graph, guard.peak, guard.held()
+
+    def _observed(self, fixed: list[bool]) -> list[str]:
+        """Returns the states that are not fixed."""
+        flags = fixed[len(self.trained) :] or [False] * len(self.states)
+        return [at for at, is_fixed in zip(self.states, flags) if not is_fixed]
 
     def _check_leaves(self, outputs: list[torch.Tensor], own: list[torch.Tensor]) -> None:
         """Refuses a module whose outputs depend on a tensor with a gradient that is neither a parameter nor an input of it.
@@ -225,13 +272,16 @@ class Graph:
         layer: Layer,
         outputs: list[torch.Tensor],
         tensors: tuple[list[torch.Tensor], list[torch.Tensor]],
+        observed: list[_native.Memory | None],
     ) -> None:
-        self.layer, self.outputs, self.tensors = layer, outputs, tensors
+        self.layer, self.outputs, self.tensors, self.observed = layer, outputs, tensors, observed
 
     def backward(
         self, gradients: list[_native.Memory | None], wanted: list[bool], measured: bool
     ) -> tuple[list[_native.Memory | None], list[_native.Memory | None], int]:
-        """Returns the gradients of the parameters and of the ``wanted`` inputs, and the peak bytes of PyTorch if ``measured``."""
+        """Returns the gradients of the parameters and the observations of the states, the gradients of the ``wanted`` inputs, and the
+        peak bytes of PyTorch if ``measured``.
+        """
         self.layer._set_threads()
         pairs = [
             (output, tensor_of(gradient))
@@ -254,7 +304,7 @@ class Graph:
                 if each.requires_grad and found.get(id(each)) is None:
                     self.layer.warn_of_unused(at)
         of_parameters, of_inputs = ([optional_memory(found.get(id(each))) for each in tensors] for tensors in self.tensors)
-        return of_parameters, of_inputs, guard.peak
+        return [*of_parameters, *self.observed], of_inputs, guard.peak
 
 
 def outputs_of(name: str, outputs: Any) -> list[torch.Tensor]:

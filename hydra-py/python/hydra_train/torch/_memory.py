@@ -33,7 +33,8 @@ def memory_of(tensor: torch.Tensor) -> _native.Memory:
 
 
 def optional_memory(tensor: torch.Tensor | None) -> _native.Memory | None:
-    return None if tensor is None else memory_of(tensor)
+    """Copies a tensor, if there is one. A count becomes a float: Rust has the masters of parameters and states as such."""
+    return None if tensor is None else memory_of(tensor.float())
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
