@@ -70,7 +70,8 @@ pub fn logits(
     images: AnyTensor,
     device: &Device,
 ) -> Tensor<2> {
-    let (x, [norm, norm_bias, weight, bias]) = before_last(chain, buffer, images.into(), device);
+    let (x, [norm, norm_bias, weight, bias]) =
+        before_last(chain, buffer, (images.into(), Activation::default()), device);
     let mean = ops::layer_norm(pooled(x), norm.into_float(), norm_bias.into_float(), config.layer_norm_eps);
     ops::linear_transposed(mean, weight.into_float(), Some(bias.into_float())).squeeze_dim(1)
 }

@@ -3,7 +3,7 @@
 use super::DecoderConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
-use crate::parts::{Adapter, Linear, RmsNorm, along, generating, slots, with_positions};
+use crate::parts::{Adapter, Linear, Pooled, RmsNorm, along, generating, slots, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -37,6 +37,9 @@ pub struct Mlp {
 }
 
 /// A pre-norm transformer block over `[batch, tokens, width]`. Positions are passed on.
+///
+/// The last block of a classifier computes nothing after attention but the last token of each sequence: its output is
+/// `[1, sequences, width]`.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
@@ -56,6 +59,8 @@ struct Options {
     attention: ops::GroupedAttention,
     /// The block's part of the cache of a model that generates.
     cache: Option<ops::BlockCache>,
+    /// The tokens that the last block of a classifier computes after attention.
+    ends_in: Option<Pooled>,
     /// The standard deviation of initial weights.
     deviation: f64,
     inner: usize,
@@ -76,6 +81,8 @@ impl Options {
         Self {
             attention,
             cache: config.head.cache.as_ref().map(|cache| cache.block(index)),
+            ends_in: (index + 1 == config.num_hidden_layers && config.head.is_classifier())
+                .then_some(Pooled::Last),
             deviation: config.initializer_range,
             inner: config.intermediate_size,
         }
@@ -179,6 +186,8 @@ impl Forward for Block {
         let pass = &if options.cache.is_some() { generating(pass, &x) } else { pass.clone() };
         let [residual, x] = ops::fork(x);
         let attended = self.self_attn.attend(self.input_layernorm.forward(x), at.clone(), options, pass);
+        let ([residual, attended], at) =
+            Pooled::after_attention(options.ends_in, [residual, attended], at, pass);
         let [residual, x] = ops::fork(self.self_attn.o_proj.forward_onto(residual, attended, pass));
         let inner = self.mlp.inner(self.post_attention_layernorm.forward(x), pass);
         along(self.mlp.down_proj.forward_onto(residual, inner, pass), at)
@@ -209,13 +218,13 @@ impl Forward for Block {
     }
 
     fn reads_targets(&self) -> bool {
-        self.options.cache.is_some()
+        self.options.cache.is_some() || self.options.ends_in.is_some()
     }
 
     fn cost_key(&self) -> Option<String> {
-        let Options { attention, cache, deviation, inner } = &self.options;
+        let Options { attention, cache, ends_in, deviation, inner } = &self.options;
         Some(format!(
-            "{attention:?}, cache {:?}, {deviation} {inner}, epsilon {}, quantized {}",
+            "{attention:?}, cache {:?}, {ends_in:?}, {deviation} {inner}, epsilon {}, quantized {}",
             cache.as_ref().map(ops::BlockCache::form),
             self.input_layernorm.epsilon,
             is_quantized(self, "mlp.up_proj.weight")

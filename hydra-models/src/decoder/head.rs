@@ -4,10 +4,10 @@ use super::DecoderConfig;
 use crate::lora::Adaptable;
 use crate::ops;
 use crate::parts::{
-    RmsNorm, SEQUENCES, Sequences, Table, before_last, language_model, last_tokens, next_logits, table_logits,
+    RmsNorm, SEQUENCES, Table, before_last, language_model, last_tokens, next_logits, table_logits,
 };
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization and the language model head, whose table is its own or that of the token embedding. Computes
@@ -84,25 +84,23 @@ pub fn logits(
     inputs: impl Into<Activation>,
     device: &Device,
 ) -> Tensor<3> {
-    let (x, [weight, table]) = before_last(chain, buffer, inputs.into(), device);
+    let (x, [weight, table]) = before_last(chain, buffer, (inputs.into(), Activation::default()), device);
     table_logits(ops::rms_norm(x, weight.into_float(), config.rms_norm_eps), table)
 }
 
-/// The logits `[items, outputs]` of a decoder with a classifier for a row of ids `[1, tokens]` and positions, likewise,
-/// at the tokens `lasts` `[items]` of the row.
+/// The logits `[items, outputs]` of a decoder with a classifier for the inputs and the targets of a batch, a row of all
+/// its sequences.
 ///
 /// # Panics
-/// If `chain` is not the chain of `config`, or the inputs do not fit it.
+/// If `chain` is not the chain of `config`, or the inputs or targets do not fit it.
 pub fn class_logits(
     config: &DecoderConfig,
     chain: &Chain,
     buffer: &dyn Fn(usize) -> DeviceBytes,
-    inputs: impl Into<Activation>,
-    lasts: Tensor<1, Int>,
+    (inputs, targets): (Activation, Activation),
     device: &Device,
 ) -> Tensor<2> {
-    let (x, [weight, score]) = before_last(chain, buffer, inputs.into(), device);
-    let x = Sequences::rows(x, lasts).unsqueeze_dim(0);
+    let (x, [weight, score]) = before_last(chain, buffer, (inputs, targets), device);
     let x = ops::rms_norm(x, weight.into_float(), config.rms_norm_eps);
     ops::linear_transposed(x, score.into_float(), None).squeeze_dim(0)
 }

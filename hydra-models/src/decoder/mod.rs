@@ -102,12 +102,13 @@ fn description(config: &DecoderConfig) -> String {
         None => "-".to_owned(),
     });
     format!(
-        "{:?}, dropout {}, epsilon {}, chunk {}, windows {}",
+        "{:?}, dropout {}, epsilon {}, chunk {}, windows {}{}",
         config.rope,
         config.attention_dropout,
         config.rms_norm_eps,
         config.chunk_rows(),
         windows.collect::<Vec<_>>().join(" "),
+        config.head.description(),
     )
 }
 

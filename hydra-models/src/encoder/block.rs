@@ -1,9 +1,9 @@
 //! The transformer block: attention and a feed-forward network, each with a residual connection.
 
-use super::EncoderConfig;
+use super::{EncoderConfig, Pooling};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops::{self, GroupedAttention, Rotary, RotaryScaling};
-use crate::parts::{Activate, Adapter, Linear, Norm, along, with_positions};
+use crate::parts::{Activate, Adapter, Linear, Norm, Pooled, along, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -11,6 +11,9 @@ use hydra_core::{Activation, Forward, Init, Pass};
 /// A transformer block over rows of several sequences `[batch, tokens, width]`, which do not attend to each other:
 /// normalized after each residual is added, or (ModernBERT) before attention and the feed-forward network. Positions are
 /// passed on.
+///
+/// Where the head reads the first token of each sequence, the last block computes nothing else after attention: its output is
+/// `[1, sequences, width]`, without positions.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Project to queries, keys and values, `[width, width]` each, or to all of them, `[3 * width, width]`.
@@ -35,6 +38,8 @@ struct Options {
     activate: Activate,
     /// Whether normalizations precede attention and the feed-forward network, whose hidden vectors are gated.
     modern: bool,
+    /// The tokens that the last block computes after attention, where the head reads no others.
+    ends_in: Option<Pooled>,
     /// The dropout probabilities of attention's output, of the hidden vectors and of the feed-forward network's output.
     dropouts: [f64; 3],
     /// The standard deviations of the initial weights of projections into the residual stream, and of the others.
@@ -70,6 +75,8 @@ impl Options {
             // Validation accepts only supported activations.
             activate: Activate::named(&config.hidden_act).unwrap_or(Activate::Gelu),
             modern: modern.is_some(),
+            ends_in: (index + 1 == config.num_hidden_layers && config.pooling() == Pooling::First)
+                .then_some(Pooled::First),
             dropouts,
             deviations: [config.outward_deviation(), config.initializer_range],
         }
@@ -148,7 +155,7 @@ impl Adaptable for Block {
 
 impl Forward for Block {
     /// # Panics
-    /// If there are no positions.
+    /// If there are no positions, or the targets do not hold the sequences whose first tokens it computes.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (x, at) = with_positions(x);
         let at = at.expect("an encoder's block expects positions");
@@ -160,10 +167,12 @@ impl Forward for Block {
         let (attention, outer) = (self.attention_norm.as_ref(), Some(&self.outer_norm));
         let [residual, x] = ops::fork(x.into_float::<3>());
         let attended = self.attend(normed(attention, x, before), at.clone(), pass);
+        let ([residual, attended], at) =
+            Pooled::after_attention(self.options.ends_in, [residual, attended], Some(at), pass);
         let x = normed(attention, self.add(residual, &self.output, attended, pass, 1), after);
         let [residual, x] = ops::fork(x);
         let hidden = self.hidden(normed(outer, x, before), pass);
-        along(normed(outer, self.add(residual, &self.outer, hidden, pass, 3), after), Some(at))
+        along(normed(outer, self.add(residual, &self.outer, hidden, pass, 3), after), at)
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
@@ -186,6 +195,10 @@ impl Forward for Block {
         let attention = ops::grouped_working_elements([batch, tokens, width], &self.options.attention);
         let adapters = batch * tokens * adapter_elements(self);
         Some(((vectors + attention + adapters) * size_of::<f32>()) as u64)
+    }
+
+    fn reads_targets(&self) -> bool {
+        self.options.ends_in.is_some()
     }
 
     fn cost_key(&self) -> Option<String> {

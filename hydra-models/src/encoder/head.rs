@@ -9,9 +9,9 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Layer, Pass, forward_range, promote_layers};
 
-/// The head of Transformers' `..ForSequenceClassification`. Computes logits `[items, outputs]` from one row `[1, tokens,
-/// width]` that holds all [`Sequences`]: one vector of each sequence goes through a linear layer, an activation
-/// function and the classifier.
+/// The head of Transformers' `..ForSequenceClassification`. Computes logits `[items, outputs]` from the first token of each
+/// sequence, `[1, items, width]`, or, where it reads their means, from one row `[1, tokens, width]` that holds all
+/// [`Sequences`]: one vector of each sequence goes through a linear layer, an activation function and the classifier.
 #[derive(Module, Debug)]
 pub struct Head {
     /// Of the vectors of tokens, if the blocks do not end with one.
@@ -53,7 +53,7 @@ impl Options {
             None => config.initializer_range,
         };
         Self {
-            pooling: modern.map_or(Pooling::First, |modern| modern.classifier_pooling),
+            pooling: config.pooling(),
             activate,
             dropouts: [first, dropout],
             deviations: [config.outward_deviation(), deviation],
@@ -76,13 +76,11 @@ impl Head {
     }
 
     /// The vector of each sequence, `[1, items, width]`.
-    fn pooled(&self, x: Tensor<3>, sequences: Sequences) -> Tensor<3> {
+    fn pooled(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let x = normed(self.final_norm.as_ref(), x);
         match self.options.pooling {
-            Pooling::First => {
-                let firsts = Sequences::rows(x, sequences.firsts).unsqueeze_dim(0);
-                normed(self.final_norm.as_ref(), firsts)
-            }
-            Pooling::Mean => means(normed(self.final_norm.as_ref(), x), sequences),
+            Pooling::First => x,
+            Pooling::Mean => means(x, Sequences::of(pass)),
         }
     }
 }
@@ -119,9 +117,9 @@ impl Adaptable for Head {
 
 impl Forward for Head {
     /// # Panics
-    /// If the input has several rows, or the targets do not hold the sequences.
+    /// If it reads means, and the input has several rows or the targets do not hold the sequences.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let pooled = self.pooled(x.part(0).into_float(), Sequences::of(pass));
+        let pooled = self.pooled(x.part(0).into_float(), pass);
         let [first, second] = self.options.dropouts;
         let x = self.dense.forward(ops::dropout(pooled, first, pass.site(0)), pass);
         let x = normed(self.norm.as_ref(), self.options.activate.forward(x));

@@ -120,6 +120,12 @@ impl HeadConfig {
         self.architectures.iter().flatten().any(|class| class.ends_with(CLASSIFIER))
     }
 
+    /// The end of a chain's description, with which the bits of a classifier differ from those of builds that computed all tokens in
+    /// the last block.
+    pub(crate) fn description(&self) -> &'static str {
+        if self.is_classifier() { ", the last block ends in last tokens" } else { "" }
+    }
+
     /// The classes of a classifier, two unnamed ones if the file has none, as in Transformers.
     pub fn classes(&self) -> Classes {
         let map = |key: &Option<Value>| key.as_ref().and_then(Value::as_object).cloned();

@@ -3,7 +3,7 @@
 use super::{Affine, Gpt2Config, Norm};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
-use crate::parts::{Activate, Adapter, along, generating, slots, with_positions};
+use crate::parts::{Activate, Adapter, Pooled, along, generating, slots, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -27,6 +27,9 @@ pub struct Mlp {
 }
 
 /// A pre-norm transformer block over `[batch, tokens, width]`. Positions are passed on.
+///
+/// The last block of a classifier computes nothing after attention but the last token of each sequence: its output is
+/// `[1, sequences, width]`.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
@@ -45,6 +48,8 @@ pub struct Block {
 struct Options {
     /// The block's part of the cache of a model that generates.
     cache: Option<ops::BlockCache>,
+    /// The tokens that the last block of a classifier computes after attention.
+    ends_in: Option<Pooled>,
     heads: usize,
     scale: f64,
     attention_dropout: f64,
@@ -61,6 +66,7 @@ impl Options {
         let activate = Activate::named(&config.activation_function).unwrap_or(Activate::GeluTanh);
         Self {
             cache: config.head.cache.as_ref().map(|cache| cache.block(index)),
+            ends_in: (index + 1 == config.n_layer && config.head.is_classifier()).then_some(Pooled::Last),
             heads: config.n_head,
             scale: config.attention_scale(index),
             attention_dropout: config.attn_pdrop,
@@ -149,6 +155,8 @@ impl Forward for Block {
         let pass = &if self.options.cache.is_some() { generating(pass, &x) } else { pass.clone() };
         let [residual, x] = ops::fork(x);
         let inner = self.attend(self.ln_1.forward(x), at.clone(), pass);
+        let ([residual, inner], at) =
+            Pooled::after_attention(self.options.ends_in, [residual, inner], at, pass);
         let [residual, x] = ops::fork(self.add(residual, &self.attn.c_proj, inner, pass, 1));
         let inner = self.inner(self.ln_2.forward(x), pass);
         along(self.add(residual, &self.mlp.c_proj, inner, pass, 2), at)
@@ -180,7 +188,7 @@ impl Forward for Block {
     }
 
     fn reads_targets(&self) -> bool {
-        self.options.cache.is_some()
+        self.options.cache.is_some() || self.options.ends_in.is_some()
     }
 
     fn cost_key(&self) -> Option<String> {

@@ -3,11 +3,9 @@
 use super::{Gpt2Config, Norm, Table};
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{
-    SEQUENCES, Sequences, before_last, language_model, last_tokens, next_logits, table_logits,
-};
+use crate::parts::{SEQUENCES, before_last, language_model, last_tokens, next_logits, table_logits};
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
 
 /// The final normalization and the language model head, which shares the token embedding's table. Computes the mean
@@ -80,26 +78,25 @@ pub fn logits(
     inputs: impl Into<Activation>,
     device: &Device,
 ) -> Tensor<3> {
-    let (x, [weight, bias, table]) = before_last(chain, buffer, inputs.into(), device);
+    let (x, [weight, bias, table]) =
+        before_last(chain, buffer, (inputs.into(), Activation::default()), device);
     let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
     table_logits(x, table)
 }
 
-/// The logits `[items, outputs]` of a GPT-2 with a classifier for a row of ids `[1, tokens]` and positions, likewise, at
-/// the tokens `lasts` `[items]` of the row.
+/// The logits `[items, outputs]` of a GPT-2 with a classifier for the inputs and the targets of a batch, a row of all
+/// its sequences.
 ///
 /// # Panics
-/// If `chain` is not the chain of `config`, or the inputs do not fit it.
+/// If `chain` is not the chain of `config`, or the inputs or targets do not fit it.
 pub fn class_logits(
     config: &Gpt2Config,
     chain: &Chain,
     buffer: &dyn Fn(usize) -> DeviceBytes,
-    inputs: impl Into<Activation>,
-    lasts: Tensor<1, Int>,
+    (inputs, targets): (Activation, Activation),
     device: &Device,
 ) -> Tensor<2> {
-    let (x, [weight, bias, score]) = before_last(chain, buffer, inputs.into(), device);
-    let x = Sequences::rows(x, lasts).unsqueeze_dim(0);
+    let (x, [weight, bias, score]) = before_last(chain, buffer, (inputs, targets), device);
     let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
     ops::linear_transposed(x, score.into_float(), None).squeeze_dim(0)
 }

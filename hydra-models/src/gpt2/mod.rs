@@ -100,7 +100,7 @@ fn classifier(config: &Gpt2Config) -> Option<(String, ScoreHead<Norm>)> {
 /// Everything besides names and shapes that costs and results depend on.
 fn description(config: &Gpt2Config) -> String {
     format!(
-        "dropout {} {} {}, epsilon {}, chunk {}, attention scale {} {}",
+        "dropout {} {} {}, epsilon {}, chunk {}, attention scale {} {}{}",
         config.embd_pdrop,
         config.resid_pdrop,
         config.attn_pdrop,
@@ -108,6 +108,7 @@ fn description(config: &Gpt2Config) -> String {
         config.chunk_rows(),
         config.scale_attn_weights,
         config.scale_attn_by_inverse_layer_idx,
+        config.head.description(),
     )
 }
 

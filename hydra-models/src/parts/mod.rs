@@ -27,6 +27,7 @@ pub(crate) use outputs::{before_last, table_logits};
 pub use patches::Projection;
 pub(crate) use score::is_score;
 pub use score::{FinalNorm, ScoreHead};
+pub(crate) use sequences::Pooled;
 pub use sequences::Sequences;
 pub use table::Table;
 pub(crate) use tokens::{Segments, along, check_length, language_model, targets, with_positions};

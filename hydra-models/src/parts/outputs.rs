@@ -3,15 +3,15 @@
 use burn::tensor::{Device, FloatDType, Tensor};
 use hydra_core::{Activation, AnyTensor, Chain, DeviceBytes, Pass, forward_range, promote_layers};
 
-/// The input `[items, vectors, width]` of a chain's last layer for `inputs`, without dropout, and that layer's
+/// The input `[items, vectors, width]` of a chain's last layer for these inputs and targets, without dropout, and that layer's
 /// parameters, on the plain `device`. Layers are promoted one after the other from the bytes that `buffer` returns.
 pub(crate) fn before_last<const D: usize, const N: usize>(
     chain: &Chain,
     buffer: &dyn Fn(usize) -> DeviceBytes,
-    inputs: Activation,
+    (inputs, targets): (Activation, Activation),
     device: &Device,
 ) -> (Tensor<D>, [AnyTensor; N]) {
-    let pass = Pass::evaluate(Activation::default());
+    let pass = Pass::evaluate(targets);
     let last = chain.len() - 1;
     let x = (0..last).fold(inputs, |x, index| {
         forward_range(&promote_layers(chain, index..index + 1, buffer, device, false), index, x, &pass)

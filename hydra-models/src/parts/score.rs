@@ -1,6 +1,6 @@
 //! The head of a decoder's sequence classifier.
 
-use super::{Linear, Norm, RmsNorm, Sequences};
+use super::{Linear, Norm, RmsNorm};
 use crate::lora::Adaptable;
 use burn::module::{Module, ModuleDisplay};
 use burn::tensor::Tensor;
@@ -25,8 +25,8 @@ impl FinalNorm for RmsNorm {
 }
 
 /// The final normalization and the linear layer without a bias of Transformers' `..ForSequenceClassification`. Computes
-/// logits `[items, outputs]` from one row `[1, tokens, width]` that holds all [`Sequences`]: those of each sequence's
-/// last token that is not the padding. Other tokens are not normalized.
+/// logits `[items, outputs]` from the last token that is not the padding of each of the [`Sequences`](super::Sequences),
+/// `[1, items, width]`, which the last block computes alone.
 #[derive(Module, Debug)]
 pub struct ScoreHead<N: FinalNorm> {
     /// The final normalization.
@@ -53,11 +53,8 @@ pub(crate) fn is_score(param: &str) -> bool {
 impl<N: FinalNorm> Adaptable for ScoreHead<N> {}
 
 impl<N: FinalNorm> Forward for ScoreHead<N> {
-    /// # Panics
-    /// If the input has several rows, or the targets do not hold the sequences.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let lasts = Sequences::rows(x.part(0).into_float(), Sequences::of(pass).lasts);
-        let hidden = self.norm.normalize(lasts.unsqueeze_dim(0));
+        let hidden = self.norm.normalize(x.part(0).into_float());
         Activation::of(self.score.forward(hidden, pass).squeeze_dim::<2>(0))
     }
 
@@ -163,7 +160,7 @@ mod tests {
             let whole = model.chain().unwrap();
             model.cut_vocabulary(3).unwrap();
             let cut = model.chain().unwrap();
-            assert_eq!((cut.len(), cut.targets_from()), (3 + 4 + 1, 7));
+            assert_eq!((cut.len(), cut.targets_from()), (3 + 4 + 1, 6), "the last block reads the sequences");
             assert_eq!(cut.parameters(), whole.parameters());
             shards_agree(&cut, &batch(SingleLabelClassification), &[0, 1, 2, 4, 7, 8]);
         }

@@ -3,6 +3,41 @@
 use burn::tensor::{Int, Tensor};
 use hydra_core::Pass;
 
+/// The token of each sequence that the head of a text classifier reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pooled {
+    /// The first one.
+    First,
+    /// The last one that is not the padding token.
+    Last,
+}
+
+impl Pooled {
+    /// The rows of these tokens, `[1, sequences, width]`, of `x`, `[1, tokens, width]`.
+    ///
+    /// # Panics
+    /// If `x` has several rows, or the targets do not hold the sequences.
+    fn rows(self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
+        let Sequences { firsts, lasts, .. } = Sequences::of(pass);
+        let at = if self == Self::First { firsts } else { lasts };
+        Sequences::rows(x, at).unsqueeze_dim(0)
+    }
+
+    /// What a block computes after attention: all of the residual and of attention's output, with the positions, or, in the last
+    /// block before a head that reads some tokens alone, those of these tokens.
+    pub fn after_attention(
+        this: Option<Self>,
+        [residual, attended]: [Tensor<3>; 2],
+        positions: Option<Tensor<2, Int>>,
+        pass: &Pass,
+    ) -> ([Tensor<3>; 2], Option<Tensor<2, Int>>) {
+        match this {
+            Some(pooled) => ([residual, attended].map(|x| pooled.rows(x, pass)), None),
+            None => ([residual, attended], positions),
+        }
+    }
+}
+
 /// The positions of a batch's sequences in its one row of tokens. A dataset puts them after the labels: parts 1 to 3 of the
 /// pass's targets, integers `[items]` each, or `[items, sequences of an item]`.
 #[derive(Clone, Debug)]

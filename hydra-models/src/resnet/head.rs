@@ -58,6 +58,6 @@ pub fn logits(
     images: AnyTensor,
     device: &Device,
 ) -> Tensor<2> {
-    let (x, [weight, bias]) = before_last(chain, buffer, images.into(), device);
+    let (x, [weight, bias]) = before_last(chain, buffer, (images.into(), Activation::default()), device);
     ops::linear_transposed(pooled(x), weight.into_float(), Some(bias.into_float())).squeeze_dim(1)
 }

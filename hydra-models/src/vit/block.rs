@@ -35,7 +35,8 @@ pub struct Attention {
     pub output: Dense,
 }
 
-/// A pre-norm transformer block over `[items, patches, width]`.
+/// A pre-norm transformer block over `[items, patches, width]`. The last one computes nothing after attention but the class token,
+/// which is all that the head reads: its output is `[items, 1, width]`.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
@@ -60,10 +61,12 @@ struct Options {
     dropout: f64,
     deviation: f64,
     inner: usize,
+    /// Whether it is the last block.
+    is_last: bool,
 }
 
 impl Options {
-    fn new(config: &VitConfig) -> Self {
+    fn new(config: &VitConfig, index: usize) -> Self {
         let heads = config.num_attention_heads;
         let attention = ops::GroupedAttention {
             heads,
@@ -78,13 +81,14 @@ impl Options {
         // Validation accepts only supported activations.
         let activate = Activate::named(&config.hidden_act).unwrap_or(Activate::Gelu);
         let (dropout, deviation) = (config.hidden_dropout_prob, config.initializer_range);
-        Self { attention, activate, dropout, deviation, inner: config.intermediate_size }
+        let is_last = index + 1 == config.num_hidden_layers;
+        Self { attention, activate, dropout, deviation, inner: config.intermediate_size, is_last }
     }
 }
 
 impl Block {
-    /// A block without values.
-    pub fn new(config: &VitConfig) -> Self {
+    /// The block at `index`, without values.
+    pub fn new(config: &VitConfig, index: usize) -> Self {
         let (width, inner, bias) = (config.hidden_size, config.intermediate_size, config.qkv_bias);
         let norm = || Norm::new(width, config.layer_norm_eps);
         let map = || Linear::new(width, width, bias);
@@ -96,7 +100,7 @@ impl Block {
             layernorm_after: norm(),
             intermediate: dense(width, inner),
             output: dense(inner, width),
-            options: Options::new(config),
+            options: Options::new(config, index),
         }
     }
 
@@ -136,6 +140,10 @@ impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let [residual, x] = ops::fork(x.into_float::<3>());
         let attended = self.attend(self.layernorm_before.forward(x), pass);
+        let [residual, attended] = match self.options.is_last {
+            true => [residual, attended].map(|x| x.narrow(1, 0, 1)),
+            false => [residual, attended],
+        };
         let [residual, x] = ops::fork(self.add(residual, &self.attention.output, attended, pass, 1));
         let inner = self.intermediate.dense.forward(self.layernorm_after.forward(x), pass);
         let inner = self.options.activate.forward(inner);

@@ -81,7 +81,8 @@ pub fn logits(
     images: AnyTensor,
     device: &Device,
 ) -> Tensor<2> {
-    let (x, [norm, norm_bias, weight, bias]) = before_last(chain, buffer, images.into(), device);
+    let (x, [norm, norm_bias, weight, bias]) =
+        before_last(chain, buffer, (images.into(), Activation::default()), device);
     let token = x.narrow(1, 0, 1);
     let token = ops::layer_norm(token, norm.into_float(), norm_bias.into_float(), config.layer_norm_eps);
     ops::linear_transposed(token, weight.into_float(), Some(bias.into_float())).squeeze_dim(1)

@@ -46,7 +46,8 @@ pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelE
 /// The layers of a chain, with trained adapters if there is an adaptation.
 fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
-    let blocks = (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config)));
+    let blocks =
+        (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config, index)));
     let (embed, head) = (Embeddings::new(config), Head::new(config));
     let (embed, head) = ([("embeddings".to_owned(), embed)], [("head".to_owned(), head)]);
     let layers = transformer((name(config), description(config)), embed, blocks, head, adaptation)?;
@@ -57,7 +58,7 @@ fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<Adap
 /// Everything besides names and shapes that costs and results depend on.
 fn description(config: &VitConfig) -> String {
     format!(
-        "dropout {} {}, epsilon {}, patches of {}",
+        "dropout {} {}, epsilon {}, patches of {}, the last block ends in the class token",
         config.hidden_dropout_prob,
         config.attention_probs_dropout_prob,
         config.layer_norm_eps,

@@ -36,13 +36,13 @@ fn each(parts: usize, check: impl Fn(&str, Box<dyn family::Model>, Model)) {
 fn logits(name: &str, model: &Model) -> Vec<f32> {
     let (device, buffer) = (Device::flex(), |index| model.buffer(index));
     let [inputs, targets] = activations(&model.path).map(|host| host.to_device(&device.clone().autodiff()));
-    let (chain, lasts) = (&model.chain, targets.part(3).into_int::<1>());
+    let (chain, batch) = (&model.chain, (inputs, targets));
     let found: Tensor<2> = if name == "gpt2" {
         let config = Gpt2Dir::open(&model.path).unwrap().config().clone();
-        gpt2::class_logits(&config, chain, &buffer, inputs, lasts, &device)
+        gpt2::class_logits(&config, chain, &buffer, batch, &device)
     } else {
         let config = DecoderDir::open(&model.path).unwrap().config().clone();
-        decoder::class_logits(&config, chain, &buffer, inputs, lasts, &device)
+        decoder::class_logits(&config, chain, &buffer, batch, &device)
     };
     AnyTensor::from(found).into_host().as_f32().to_vec()
 }
