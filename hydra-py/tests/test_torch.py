@@ -163,6 +163,82 @@ def test_running_statistics_are_those_of_pytorch() -> None:
     assert whole.report["validation"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("kept", ["", "own.eval()", "unused"])
+def test_a_normalization_that_does_not_observe_keeps_its_statistics(kept: str) -> None:
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+            self.norm.running_mean.fill_(0.25)
+
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            if kept == "own.eval()":
+                self.norm.eval()
+            return self
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x) if kept == "unused" else self.norm(self.linear(x))
+
+    def chain() -> Chain:
+        torch.manual_seed(4)
+        return Chain([Kept(), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)
+
+    plain = Chained(chain().modules).train()
+    expected = plain_losses(list(plain.parameters()), lambda batch: cross_entropy(plain(batch["x"]), batch), rows())
+    whole = trained(chain(), weight_decay=0)
+    assert whole.losses == pytest.approx(expected, rel=1e-5)
+    found = whole.load().get_buffer("stages.0.norm.running_mean")
+    assert found.eq(0.25).all() == bool(kept)
+    torch.testing.assert_close(found, plain.get_buffer("stages.0.norm.running_mean"), rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_that_cannot_be_observed_once_are_refused() -> None:
+    class Again(nn.Module):
+        def __init__(self, norm: Any) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(WIDTH, WIDTH), norm
+
+        def forward(self, x: Any) -> Any:
+            return self.norm(self.linear(self.norm(x)))
+
+    with pytest.raises(hydra.HydraError, match="`0.norm` is called 2 times in one forward"):
+        trained(Chain([Again(nn.BatchNorm1d(WIDTH)), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy))
+    norm = nn.BatchNorm1d(WIDTH)
+    with pytest.raises(hydra.UsageError, match="`0` and `1` share the running statistics `0.running_mean`"):
+        Chain([nn.Sequential(norm), nn.Sequential(norm), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)
+    with pytest.raises(hydra.UsageError, match="`0.running_mean` is of torch.float64"):
+        Chain([nn.BatchNorm1d(WIDTH, affine=False).double(), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)
+    renormalized = type("Renormalized", (nn.BatchNorm1d,), {"forward": lambda self, x: x - self.running_mean})
+    with pytest.raises(hydra.UsageError, match=r"`0` \(Renormalized\) has running statistics, which are supported of"):
+        Chain([renormalized(WIDTH), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)
+
+
+def test_statistics_below_the_first_trained_layer_and_of_microbatches_are_those_of_pytorch() -> None:
+    def chain() -> Chain:
+        torch.manual_seed(4)
+        return Chain([nn.BatchNorm1d(WIDTH, affine=False), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)
+
+    whole = trained(chain(), accumulate=2)
+    plain = Chained(chain().modules).train()
+    optimizer, data, losses = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9), rows(), []
+    for step in range(6):
+        halves = [torch.utils.data.default_collate(data[at : at + 2]) for at in (step * 4, step * 4 + 2)]
+        optimizer.zero_grad()
+        parts = []
+        for half in halves:
+            loss = cross_entropy(plain(half["x"]), half) / 2
+            loss.backward()
+            parts.append(loss.item())
+        optimizer.step()
+        losses.append(sum(parts))
+    assert whole.losses == pytest.approx(losses, rel=1e-5)
+    loaded = whole.load()
+    for name, expected in plain.named_buffers():
+        torch.testing.assert_close(loaded.get_buffer(name), expected, rtol=1e-5, atol=1e-6)
+    assert int(loaded.get_buffer("stages.0.num_batches_tracked")) == 12
+
+
 def test_statistics_of_what_is_frozen_do_not_change() -> None:
     def chain() -> Chain:
         made = perceptron(normalized)
@@ -295,7 +371,7 @@ def test_scalars_are_trained_kept_tensors_are_released_and_what_is_unused_is_nam
         torch.manual_seed(4)
         return [Scaled(), nn.Linear(WIDTH, 2)]
 
-    with pytest.warns(UserWarning, match="the loss of the first batch does not depend on `0.unused`"):
+    with pytest.warns(UserWarning, match="the loss of a batch does not depend on `0.unused`"):
         task = trained(Chain(modules(), inputs="x", loss=cross_entropy))
     assert len(Scaled.alive) >= 6 and not any(Scaled.alive[-3:])
     plain = nn.Sequential(*modules())
@@ -329,19 +405,46 @@ CALLS: dict[str, int] = {}
 
 
 class Counted(nn.Module):
-    """A linear map that counts its calls on tensors with values, and may read one of them or do something else."""
+    """A linear map that counts its calls, and may fail or do something else."""
 
     def __init__(self, name: str, how: str = "") -> None:
         super().__init__()
         self.name, self.how, self.linear = name, how, nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Any) -> Any:
-        if type(x) in (torch.Tensor, nn.Parameter):
-            CALLS[self.name] = CALLS.get(self.name, 0) + 1
+        CALLS[self.name] = CALLS.get(self.name, 0) + 1
         x = self.linear(x)
-        if self.how == "values" and float(x.sum()) > 0:
-            return x + 1
+        if self.how == "fails":
+            raise RuntimeError("it fails")
         return functional.gelu(x) if self.how == "gelu" else x.relu()
+
+
+class Cached(nn.Module):
+    """Keeps tensors for each length in a dictionary of the program."""
+
+    known: dict[int, Any] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        width = x.shape[1]
+        if width not in self.known:
+            self.known[width] = torch.arange(width) / width + 1
+        return self.linear(x * self.known[width]).tanh()
+
+
+def test_what_a_module_caches_outside_of_itself_has_values() -> None:
+    def chain() -> Chain:
+        torch.manual_seed(0)
+        return Chain([Cached(), Cached(), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)
+
+    plain = Chained(chain().modules)
+    found = trained(chain()).losses
+    Cached.known.clear()
+    expected = plain_losses(list(plain.parameters()), lambda batch: cross_entropy(plain(batch["x"]), batch), rows())
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_modules_with_the_same_operations_are_measured_once() -> None:
@@ -351,15 +454,13 @@ def test_modules_with_the_same_operations_are_measured_once() -> None:
 
     first, gelu, third, last = keys("", "gelu", "")
     assert first == third is not None and gelu not in (first, None) and last is None
-    assert [key is None for key in keys("", "values", "")] == [False, True, True, True], "what follows a module that needs values"
+    assert [key is None for key in keys("", "fails", "")] == [False, True, True, True], "what follows a module that fails"
     CALLS.clear()
     torch.manual_seed(0)
     chain = Chain([*(Counted(str(at)) for at in range(5)), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)
-    once = trained(chain)
+    trained(chain)
     # The first one has no gradient of its input, so that its backward differs.
     assert CALLS["1"] > CALLS["2"] == CALLS["3"] == CALLS["4"], CALLS
-    each = trained(Chain([*(Counted(str(at), "values") for at in range(5)), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy))
-    assert len(once.losses) == len(each.losses) == 6
 
 
 class Broken(nn.Module):
@@ -517,8 +618,8 @@ def test_invalid_chains_are_refused_by_name() -> None:
         ([], "at least one module"),
         ([nn.Linear(2, 2), abs], "`1` is a builtin_function_or_method"),
         ({"a.b": linear}, "no dots"),
-        ([nn.Sequential(linear, nn.BatchNorm1d(2, momentum=None))], "`0.1` is a BatchNorm1d with momentum=None"),
-        ([nn.Sequential(linear, nn.InstanceNorm1d(2, track_running_stats=True))], "`0.1` is a InstanceNorm1d with running statistics"),
+        ([nn.Sequential(linear, nn.BatchNorm1d(2, momentum=None))], "`0.1` (BatchNorm1d) has momentum=None"),
+        ([nn.Sequential(linear, nn.InstanceNorm1d(2, track_running_stats=True))], "`0.1` (InstanceNorm1d) has running statistics"),
         ([nn.Linear(2, 2).double()], "`0.weight` is of torch.float64"),
         ([nn.LazyLinear(2)], "`0.weight` is lazy"),
         ([nn.ReLU()], "nothing to train"),
@@ -554,8 +655,14 @@ def test_invalid_data_is_refused_by_key() -> None:
             hydra.select(model=perceptron(), data=data)
         assert expected in str(caught.value) and caught.value.keyword == "data", expected
     odd = {"x": torch.ones(3), "y": row["y"]}
-    with pytest.raises(hydra.UsageError, match="pad them to one length"):
-        hydra.select(model=perceptron(), data=[row, odd])
+    with pytest.raises(hydra.HydraError, match="items 0 and 1 of the train data differ in their sizes, and `collate` cannot"):
+        trained(perceptron(), [row, odd] * 2)
+    flat = row | {"x": torch.ones(1, WIDTH)}
+    with pytest.raises(hydra.UsageError, match="must have the same tensors, which may differ in their sizes alone"):
+        hydra.select(model=perceptron(), data=[row, flat])
+    crossed = [{"x": torch.ones(size, 5 - size), "y": row["y"]} for size in (1, 2, 4)]
+    with pytest.raises(hydra.UsageError, match="one item must be the largest in every dimension"):
+        hydra.select(model=perceptron(), data=crossed)
     # Few rows of a large dataset are read before a run.
     with pytest.raises(hydra.HydraError, match="stack expects each tensor to be equal size") as late:
         trained(perceptron(), [row] * 1001 + [odd] + [row] * 998, batch=1, steps=1002)
@@ -739,6 +846,78 @@ def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
     # Each half is weighted by its targets, which differ.
     assert trained(chain(model), data, lr=0.01, steps=4, weight_decay=0, accumulate=2).losses == pytest.approx(losses, rel=1e-5)
     for (at, found), wanted in zip(loaded.named_parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5, msg=at)
+
+
+def test_prompts_that_peft_tunes_are_refused() -> None:
+    from hydra_train.torch import chain
+
+    peft = pytest.importorskip("peft", reason="PEFT is not installed here")
+    settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    with pytest.raises(hydra.UsageError, match="cannot be cut"):
+        chain(peft.get_peft_model(transformers_model("GPT2"), settings))
+
+
+def padded(items: list[Any]) -> Any:
+    """Pads a batch to its longest item."""
+    length = max(len(item["input_ids"]) for item in items)
+    fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+    pad = functional.pad
+    return {key: torch.stack([pad(item[key], (0, length - len(item[key])), value=fill[key]) for item in items]) for key in fill}
+
+
+def test_batches_are_padded_to_their_longest_item() -> None:
+    from hydra_train.torch import chain
+
+    data = [{key: each[: 8 + 5 * at % 24] for key, each in row.items()} for at, row in enumerate(tokens())]
+    splits = {"train": data, "validation": data[:5]}
+    model = transformers_model("GPT2")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    settings: dict[str, Any] = {"lr": 0.01, "steps": 4, "weight_decay": 0}
+    whole, cut = (trained(chain(model, collate=padded), splits, **settings, **more) for more in ({}, {"cuts": [1, 2], "devices": "cpu:2x1"}))
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+    plain = transformers_model("GPT2").eval()
+    optimizer, losses = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9), []
+    for step in range(4):
+        loss = plain(**padded(data[step * 4 : step * 4 + 4])).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert whole.losses == pytest.approx(losses, rel=1e-5)
+    # An item of the validation data may be the largest of all.
+    assert trained(chain(model, collate=padded), {"train": data[1:5], "validation": data}, **settings, batch=2).report["validation"]
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Bert", "LlamaClassifier"])
+def test_adapters_of_peft_train_as_in_pytorch(name: str, tmp_path: Path) -> None:
+    from hydra_train.torch import chain
+
+    peft = pytest.importorskip("peft", reason="PEFT is not installed here")
+    targets = {"GPT2": ["c_attn"], "Llama": ["q_proj", "v_proj"], "Bert": ["query", "value"], "LlamaClassifier": ["q_proj"]}[name]
+    is_classifier = name in CLASSIFIERS
+
+    def adapted() -> Any:
+        base = transformers_model(name)
+        for module in base.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        torch.manual_seed(1)
+        task = "SEQ_CLS" if is_classifier else "CAUSAL_LM"
+        return peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, task_type=task))
+
+    data = [row | {"labels": row["labels"][:1] % 2} for row in tokens()] if is_classifier else tokens()
+    whole, cut = (trained(chain(adapted()), data, lr=0.01, steps=4, **more) for more in ({}, {"cuts": [1, 2], "devices": "cpu:2x1"}))
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+    plain, loaded = adapted().eval(), whole.load()
+    own = [each for each in plain.parameters() if each.requires_grad]
+    assert whole.losses == pytest.approx(plain_losses(own, lambda batch: plain(**batch).loss, data, steps=4, lr=0.01), rel=1e-5)
+    assert type(loaded) is type(plain)
+    loaded.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").exists()
+    for (at, found), wanted in zip(loaded.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5, msg=at)
 
 

@@ -12,6 +12,8 @@ pub(super) struct TorchData {
     name: String,
     digest: String,
     items: usize,
+    /// The mean size of an item as a part of the largest one.
+    mean_part: f64,
 }
 
 impl TorchData {
@@ -19,7 +21,28 @@ impl TorchData {
         let name = python.getattr("name")?.extract()?;
         let digest = python.getattr("digest")?.extract()?;
         let items = python.getattr("items")?.extract()?;
-        Ok(Self { python: Held::new(python), name, digest, items })
+        let mean_part = python.getattr("mean_part")?.extract()?;
+        Ok(Self { python: Held::new(python), name, digest, items, mean_part })
+    }
+
+    /// The batch of `items` items that a method of Python returns.
+    fn read(
+        &self,
+        items: usize,
+        call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<Py<PyAny>>,
+    ) -> Result<Batch, DatasetError> {
+        let batch = Python::attach(|py| {
+            let read = || {
+                let found = call(&self.python.bind(py)?)?;
+                let (inputs, targets, loss_targets): (Bound<'_, PyAny>, Bound<'_, PyAny>, usize) =
+                    found.extract(py)?;
+                let of = |parts| Ok::<_, PyErr>(HostActivation { parts: taken(parts)? });
+                let (inputs, targets) = (of(&inputs)?, of(&targets)?);
+                Ok(Batch { inputs, targets, items, loss_targets, units: items })
+            };
+            read().map_err(|error: PyErr| described(py, &error))
+        });
+        batch.map_err(|error| DatasetError::Read { dataset: self.name.clone(), source: error.into() })
     }
 }
 
@@ -33,18 +56,16 @@ impl Dataset for TorchData {
     }
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        let batch = Python::attach(|py| {
-            let read = || {
-                let found = self.python.bind(py)?.call_method1("batch", (items.to_vec(),))?;
-                let (inputs, targets, loss_targets): (Bound<'_, PyAny>, Bound<'_, PyAny>, usize) =
-                    found.extract()?;
-                let of = |parts| Ok::<_, PyErr>(HostActivation { parts: taken(parts)? });
-                let (inputs, targets) = (of(&inputs)?, of(&targets)?);
-                Ok(Batch { inputs, targets, items: items.len(), loss_targets, units: items.len() })
-            };
-            read().map_err(|error: PyErr| described(py, &error))
-        });
-        batch.map_err(|error| DatasetError::Read { dataset: self.name.clone(), source: error.into() })
+        self.read(items.len(), |data| Ok(data.call_method1("batch", (items.to_vec(),))?.unbind()))
+    }
+
+    fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
+        let items = items.min(self.items);
+        self.read(items, |data| Ok(data.call_method1("largest", (items,))?.unbind()))
+    }
+
+    fn mean_part(&self) -> f64 {
+        self.mean_part
     }
 }
 

@@ -44,7 +44,7 @@ struct Module {
     measured: Mutex<HashMap<Shapes, Measured>>,
 }
 
-/// What the memory of a call depends on: whether it trains, and the shapes of its inputs.
+/// What the memory of a call depends on: whether it trains, and the shapes of its inputs and targets.
 type Shapes = (bool, Vec<Vec<usize>>);
 
 /// The bytes of PyTorch in a call, beyond the tensors in Rust's memory.
@@ -148,7 +148,7 @@ impl Module {
         let targets: Vec<HostTensor> =
             pass.targets().parts().iter().cloned().map(AnyTensor::into_host).collect();
         let seed = pass.site(0).key().bits(0);
-        let shapes = (pass.is_training(), inputs.iter().map(|x| x.shape.clone()).collect());
+        let shapes = (pass.is_training(), inputs.iter().chain(&targets).map(|x| x.shape.clone()).collect());
         let known = self.measured(&shapes);
         let called = Python::attach(|py| {
             let (params, inputs, targets) = (views(params), views(inputs), views(&targets));

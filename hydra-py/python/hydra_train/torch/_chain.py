@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import default_collate
 
 from hydra_train._errors import HydraError, UsageError
-from hydra_train.torch._data import Data, shown, splits_of
+from hydra_train.torch._data import Data, fits, form, shown, size_of, splits_of
 from hydra_train.torch._layer import End, Layer, Loss, Sum, states_of
 from hydra_train.torch._memory import bytes_of, name_of
 from hydra_train.torch._trace import cost_keys
@@ -33,7 +33,7 @@ class Chain:
     :param inputs: the keys of a batch whose tensors the first module gets.
     :param loss: returns the mean loss of the last module's outputs and the batch, a scalar. Without it the last module does.
     :param collate: makes a batch, a mapping from names to tensors, of a list of items; PyTorch's ``default_collate`` by default.
-        All items have the same shapes.
+        Items may differ in their sizes.
     :param loss_targets: returns the number of targets of a batch that ``loss`` averages over; the number of items by default.
         Parts of a minibatch are weighted by it.
     :param metrics: figures of evaluations besides the loss, by name. A function returns the sum over the targets of a batch, such as the
@@ -102,11 +102,24 @@ class Chain:
             whole = Chained(self.modules) if self.whole is None else self.whole
         except KeyError as error:
             raise UsageError(f"a module has a name that torch.nn.ModuleDict refuses: {error.args[0]}", keyword="model") from error
-        known = {id(parameter) for parameter in whole.parameters()}
-        for name, at in parameters:
-            if id(self.modules[name].get_parameter(at)) not in known:
+        states = [(name, at) for name, module in self.modules.items() for at in states_of(module)]
+        known = {id(tensor) for tensor in [*whole.parameters(), *whole.buffers()]}
+        parts = torch.nn.ModuleDict(self.modules)
+        own = dict([*parts.named_parameters(remove_duplicate=False), *parts.named_buffers(remove_duplicate=False)])
+        for name, at in [*parameters, *states]:
+            if id(own[f"{name}.{at}"]) not in known:
                 raise UsageError(
-                    f"`whole` does not have the parameter `{name}.{at}`: its parameters must be those of the modules, not copies", keyword="model"
+                    f"`whole` does not have `{name}.{at}`: its parameters and statistics must be those of the modules, not copies",
+                    keyword="model",
+                )
+        seen: dict[int, str] = {}
+        for name, at in states:
+            other = seen.setdefault(id(own[f"{name}.{at}"]), name)
+            if other != name:
+                raise UsageError(
+                    f"`{other}` and `{name}` share the running statistics `{at}`, which one module of a chain may observe: use a "
+                    "normalization for each",
+                    keyword="model",
                 )
 
     def bind(self, data: Any) -> Bound:
@@ -180,13 +193,19 @@ class Bound:
             for split in ("train", "validation", "test")
         )
         read = [each for each in (self.train, self.validation, self.test) if each is not None]
-        for other in read[1:]:
-            if other.schema != read[0].schema:
+        largest = max(read, key=lambda each: size_of(each.schema))
+        for other in read:
+            if form(other.schema) != form(largest.schema) or not fits(other.schema, largest.schema):
                 raise UsageError(
-                    f"the {other.name} data has {shown(other.schema)}, and the {read[0].name} data {shown(read[0].schema)}: "
-                    "all splits have the same tensors",
+                    f"the {other.name} data has {shown(other.schema)}, and the {largest.name} data {shown(largest.schema)}: "
+                    "all splits have the same tensors, and the largest item of one is the largest in every dimension",
                     keyword="data",
                 )
+        if any(other.largest_in is not None or other.schema != largest.schema for other in read):
+            for other in read:
+                mean = other.mean_size or size_of(other.schema)
+                other.mean_part = max(mean, 1) / max(size_of(largest.schema), 1)
+                other.largest_in, other.schema = largest, largest.schema
         digest = hashlib.sha256(" ".join(f"{each.name} {each.digest}" for each in read).encode()).hexdigest()
         self.data = f"torch:data-{digest[:DIGITS]}"
         last, keys = len(chain.modules) - 1, [key for key, *_ in read[0].schema]
@@ -205,20 +224,20 @@ class Bound:
 def check_module(name: str, module: torch.nn.Module) -> None:
     for at, each in module.named_modules():
         if isinstance(each, torch.nn.modules.batchnorm._NormBase) and each.running_mean is not None:
-            kind = type(each).__name__
-            if not isinstance(each, torch.nn.modules.batchnorm._BatchNorm):
+            where, kind = f"`{name}.{at}` ({type(each).__name__})".replace(".`", "`"), torch.nn.modules.batchnorm._BatchNorm
+            if not isinstance(each, kind) or type(each).forward is not kind.forward:
                 raise UsageError(
-                    f"`{name}.{at}`".replace(".`", "`") + f" is a {kind} with running statistics, which only batch normalizations may have: "
-                    "pass track_running_stats=False",
+                    f"{where} has running statistics, which are supported of torch.nn.BatchNorm1d, 2d and 3d: use one of them, or pass "
+                    "track_running_stats=False",
                     keyword="model",
                 )
             if each.momentum is None:
                 raise UsageError(
-                    f"`{name}.{at}`".replace(".`", "`") + f" is a {kind} with momentum=None, whose statistics are the mean over all batches; "
-                    "expected a number: pass momentum=0.1",
+                    f"{where} has momentum=None, so that its statistics are the mean over all batches; expected a number: pass momentum=0.1",
                     keyword="model",
                 )
-    for at, parameter in module.named_parameters():
+    states = [(at, module.get_buffer(at)) for at in states_of(module) if not at.endswith("num_batches_tracked")]
+    for at, parameter in [*module.named_parameters(), *states]:
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise UsageError(f"`{name}.{at}` is lazy: run the module once before the chain is made", keyword="model")
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":

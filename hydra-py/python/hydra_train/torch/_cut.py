@@ -21,11 +21,15 @@ def chain(
     The parts run the model's own code. Their loss is compared with the model's for one batch, and a model for which it differs
     is refused.
 
-    :param model: a model with a head and a loss, of a class that is built like those of Llama, Gemma, GPT-2 or BERT.
+    :param model: a model with a head and a loss, of a class that is built like those of Llama, Gemma, GPT-2 or BERT, or such a model
+        with adapters of PEFT in its layers. ``load`` gives the same kind of model.
     :param inputs: the arguments of the model that a batch has; `labels` must be one.
     :param settings: other settings of ``Chain``. Functions of ``loss`` and ``metrics`` get the model's outputs, such as
         ``outputs.logits``; the loss is the model's own by default.
     """
+    given = model
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        model = model.get_base_model()
     inner = getattr(model, "base_model", model)
     family = next((each for each in _FAMILIES if each.fits(inner)), None)
     if family is None or inner is model:
@@ -52,9 +56,9 @@ def chain(
     cut.append(_Part(head, ["inputs_embeds", *after], [], False))
     names = ["embed", *(f"block{at}" for at in range(len(blocks))), "head"]
     causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": model, "loss": _own_loss}
+    defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": given, "loss": _own_loss}
     defaults["loss_targets"] = _predicted_tokens if causal else _labelled
-    _check_cut(model, cut, inputs, causal)
+    _check_cut(given, model, cut, inputs, causal)
     return Chain(dict(zip(names, cut)), inputs=inputs, **(defaults | settings))
 
 
@@ -147,8 +151,10 @@ def _shallow(module: torch.nn.Module, changed: Mapping[str, torch.nn.Module | No
     return other
 
 
-def _check_cut(model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: Sequence[str], causal: bool) -> None:
-    """Compares the loss of the parts with the model's."""
+def _check_cut(
+    given: torch.nn.Module, model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: Sequence[str], causal: bool
+) -> None:
+    """Compares the loss of the parts of `model` with that of the `given` one, which may have adapters around it."""
     ids = torch.arange(24).reshape(2, 12) * 7 % model.config.vocab_size
     mask = (torch.arange(12) < torch.tensor([[12], [9]])).long()
     padding = getattr(model.config, "pad_token_id", None)
@@ -167,24 +173,24 @@ def _check_cut(model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: S
     unknown = [key for key in inputs if key not in tensors]
     if unknown:
         raise UsageError(f"`chain` passes no `{unknown[0]}` on; it knows {', '.join(tensors)}", keyword="model")
-    modes = [(each, each.training) for part in (model, *cut) for each in part.modules()]
+    modes = [(each, each.training) for part in (given, *cut) for each in part.modules()]
     try:
-        for part in (model, *cut):
+        for part in (given, *cut):
             part.eval()
         with torch.no_grad():
-            expected = model(**{key: tensors[key] for key in inputs}, use_cache=False).loss
+            expected = given(**{key: tensors[key] for key in inputs}, use_cache=False).loss
             found: Any = [tensors[key] for key in inputs]
             for part in cut:
                 found = part(*found)
             found = found.loss
     except Exception as error:
-        raise UsageError(f"`{name_of(type(model))}` cannot be cut: {type(error).__name__}: {error}", keyword="model") from error
+        raise UsageError(f"`{name_of(type(given))}` cannot be cut: {type(error).__name__}: {error}", keyword="model") from error
     finally:
         for each, mode in modes:
             each.training = mode
     if expected is None or not torch.allclose(found, expected, rtol=1e-5):
         raise UsageError(
-            f"`{name_of(type(model))}` cannot be cut: the loss of its parts is {found}, and its own {expected}", keyword="model"
+            f"`{name_of(type(given))}` cannot be cut: the loss of its parts is {found}, and its own {expected}", keyword="model"
         )
 
 

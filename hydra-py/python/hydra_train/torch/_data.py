@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -49,10 +50,18 @@ class Data:
         if self.items == 0:
             raise UsageError(f"the {split} data has no items", keyword="data")
         self.schema = schema_of(self._collated([0]), chain.inputs)
+        #: The data with the item whose tensors are the largest of all splits, if tensors vary; this item, and the smallest one.
+        self.largest_in: Data | None = None
+        self.largest_item = self.smallest_item = 0
+        #: The mean size of an item, if tensors vary, and as a part of the largest item: an estimate, since a padded batch is larger.
+        self.mean_size, self.mean_part = 0.0, 1.0
+        varies = False
         digest = hashlib.sha256(f"{name_of(type(dataset))} {self.items} {self.schema}".encode())
         for index in sorted({at * self.items // ROWS for at in range(ROWS)}):
             row = self._collated([index])
-            self._check(row)
+            found = schema_of(row, chain.inputs)
+            self._check_form(found)
+            varies = varies or found != self.schema
             # Not a number equals itself here.
             if any(bytes_of(row[key]) != bytes_of(value) for key, value in self._collated([index]).items()):
                 raise UsageError(
@@ -62,27 +71,78 @@ class Data:
             for key in sorted(row):
                 digest.update(bytes_of(row[key]))
         self.digest = digest.hexdigest()
+        if varies:
+            self._find_largest()
+
+    def _find_largest(self) -> None:
+        """Reads every item once, for the one with the largest tensors: memory is planned with it."""
+        shapes = []
+        for index in range(self.items):
+            found = schema_of(self._collated([index]), self.chain.inputs)
+            self._check_form(found)
+            shapes.append(found)
+        sizes = [size_of(found) for found in shapes]
+        self.largest_in, self.largest_item = self, max(range(self.items), key=sizes.__getitem__)
+        self.smallest_item = min(range(self.items), key=sizes.__getitem__)
+        self.schema = shapes[self.largest_item]
+        self.mean_size = sum(sizes) / len(sizes)
+        for index, found in enumerate(shapes):
+            if not fits(found, self.schema):
+                raise UsageError(
+                    f"item {index} of the {self.name} data has {shown(found)}, and item {self.largest_item}, which is the largest, "
+                    f"{shown(self.schema)}: one item must be the largest in every dimension; pad the others in `collate`",
+                    keyword="data",
+                )
+
+    def largest(self, items: int) -> tuple[list[_native.Memory], list[_native.Memory], int]:
+        """Returns a batch that is as large as any other of this many items."""
+        if self.largest_in is None:
+            return self.batch(list(range(items)))
+        of = self.largest_in
+        if items > 1:
+            pair = [of.largest_item, of.smallest_item]
+            try:
+                of._collated(pair)
+            except Exception as error:
+                raise UsageError(
+                    f"items {pair[0]} and {pair[1]} of the {of.name} data differ in their sizes, and `collate` cannot make a batch of them: "
+                    "pad them to one length in `collate`",
+                    keyword="data",
+                ) from error
+        return self._given(of._collated([of.largest_item] * items), items)
 
     def batch(self, items: list[int]) -> tuple[list[_native.Memory], list[_native.Memory], int]:
         """Returns the inputs, all tensors for the loss, and the number of loss targets of these items."""
-        batch = self._collated(items)
+        return self._given(self._collated(items), len(items))
+
+    def _given(self, batch: Mapping[str, torch.Tensor], items: int) -> tuple[list[_native.Memory], list[_native.Memory], int]:
         self._check(batch)
-        counted = len(items) if self.chain.loss_targets is None else int(self.chain.loss_targets(batch))
+        counted = items if self.chain.loss_targets is None else int(self.chain.loss_targets(batch))
         targets = [key for key, *_ in self.schema] if self.chain.loss is not None else []
         made = {key: memory_of(batch[key]) for key in {*self.chain.inputs, *targets}}
         return [made[key] for key in self.chain.inputs], [made[key] for key in targets], counted
 
     def inputs(self) -> list[torch.Tensor]:
-        """Returns the inputs of the first module for the first items, two of them if there are two."""
-        batch = self._collated(list(range(min(2, self.items))))
+        """Returns the inputs of the first module for two items as large as any."""
+        batch = (self.largest_in or self)._collated([self.largest_item] * 2)
         return [batch[key] for key in self.chain.inputs]
 
     def _check(self, batch: Mapping[str, torch.Tensor]) -> None:
         found = schema_of(batch, self.chain.inputs)
-        if found != self.schema:
+        self._check_form(found)
+        if not fits(found, self.schema):
+            which = "the largest item" if self.largest_in is not None else f"the {min(ROWS, self.items)} items that were looked at"
             raise UsageError(
-                f"a batch has {shown(found)}, and the first one {shown(self.schema)}: all items must have the same tensors "
-                "and shapes; pad them to one length in `collate`",
+                f"a batch has {shown(found)}, and {which} {shown(self.schema)}: batches may not be larger, because memory is planned "
+                "with them; pad items to one length in `collate`, or cut them",
+                keyword="data",
+            )
+
+    def _check_form(self, found: Schema) -> None:
+        if form(found) != form(self.schema):
+            raise UsageError(
+                f"a batch has {shown(found)}, and the first one {shown(self.schema)}: all items must have the same tensors, which may "
+                "differ in their sizes alone",
                 keyword="data",
             )
 
@@ -120,6 +180,22 @@ def schema_of(batch: Mapping[str, Any], inputs: Sequence[str]) -> Schema:
             f"a batch has no `{missing[0]}`, which the first module gets; it has {', '.join(map(str, batch))}", keyword="data"
         )
     return [(key, TYPES[value.dtype], tuple(value.shape[1:])) for key, value in sorted(batch.items())]
+
+
+def size_of(schema: Schema) -> int:
+    """Returns the number of elements of an item."""
+    return sum(math.prod(shape) for *_, shape in schema)
+
+
+def form(schema: Schema) -> list[tuple[str, str, int]]:
+    """Returns the names, the types and the numbers of dimensions of an item's tensors."""
+    return [(key, dtype, len(shape)) for key, dtype, shape in schema]
+
+
+def fits(schema: Schema, into: Schema) -> bool:
+    """Returns whether no dimension is larger than that of the other schema, which has the same form."""
+    pairs = zip(schema, into)
+    return all(size <= most for (*_, shape), (*_, other) in pairs for size, most in zip(shape, other))
 
 
 def shown(schema: Schema) -> str:

@@ -133,7 +133,7 @@ def changes_buffers(layer: str, name: str = "") -> RuntimeError:
     """Returns the error for a layer that changes a buffer."""
     which = f"its buffer `{name}`" if name else "its buffers"
     return RuntimeError(
-        f"`{layer}` changes {which}, as running statistics do; that is not supported, because a layer must compute the same "
+        f"`{layer}` changes {which}; only the statistics of batch normalizations may change, because a layer must compute the same "
         "whenever it is recomputed"
     )
 

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from numbers import Number
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -23,6 +23,9 @@ Loss = Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]
 Sum = Callable[[Any, Mapping[str, torch.Tensor]], "torch.Tensor | float"]
 
 
+AnyGuard = TypeVar("AnyGuard", bound=Guard)
+#: The running statistics of a batch normalization.
+STATES = ("running_mean", "running_var", "num_batches_tracked")
 #: How an observation of a microbatch changes a state: the factors on the state and on the observation.
 Rule = tuple[float, float]
 
@@ -32,8 +35,9 @@ def states_of(module: torch.nn.Module) -> dict[str, Rule]:
     states: dict[str, Rule] = {}
     for at, each in norms_of(module).items():
         momentum = float(each.momentum)
-        rules = {"running_mean": (1 - momentum, momentum), "running_var": (1 - momentum, momentum), "num_batches_tracked": (1.0, 1.0)}
-        states.update({f"{at}.{name}" if at else name: rule for name, rule in rules.items()})
+        average = (1 - momentum, momentum)
+        for name, rule in zip(STATES, (average, average, (1.0, 1.0))):
+            states[f"{at}.{name}" if at else name] = rule
     return states
 
 
@@ -58,7 +62,7 @@ class Layer:
             empty = torch.empty_like(parameter, device="meta")
             placeholders[id(parameter)] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)
         self.bare = copy.deepcopy(module, placeholders)
-        # A call observes a batch: from zero and with this momentum, the statistics become those of the batch.
+        # A call observes a batch: with this momentum, the statistics become those of the batch.
         for norm in norms_of(self.bare).values():
             norm.momentum = 1.0
         self.trained = [parameter.requires_grad for parameter in module.parameters()]
@@ -74,17 +78,17 @@ class Layer:
         return [*named, *(self._state(at, rule) for at, rule in self.states.items())]
 
     def _state(self, name: str, rule: Rule) -> tuple[str, list[int], bool, int, Rule]:
-        # What is frozen does not change: the statistics of a normalization whose parameters are.
+        # The statistics of a normalization whose parameters are frozen do not change.
         own = list(self.module.get_submodule(name.rpartition(".")[0]).parameters())
         state = self.module.get_buffer(name)
         return name, list(state.shape), not own or any(each.requires_grad for each in own), id(state), rule
 
     def warn_of_unused(self, name: str) -> None:
-        """Warns once that the loss of the first batch does not depend on a trained parameter."""
+        """Warns once that the loss of a batch does not depend on a trained parameter."""
         if name not in self.unused and id(self.module.get_parameter(name)) not in self.shared:
             self.unused.add(name)
             warnings.warn(
-                f"the loss of the first batch does not depend on `{self.name}.{name}`: its gradient is zero, and weight decay changes it all "
+                f"the loss of a batch does not depend on `{self.name}.{name}`: its gradient is zero, and weight decay changes it all "
                 "the same; if no batch uses it, `requires_grad_(False)` freezes it"
             )
 
@@ -107,55 +111,91 @@ class Layer:
     ) -> tuple[list[_native.Memory], Graph | None, int, int]:
         """Returns the outputs, what the backward needs, and the peak and the remaining bytes of PyTorch if ``measured``.
 
-        ``parameters`` are followed by the states. A training pass observes those that are not ``fixed`` instead of reading them.
+        ``parameters`` are followed by the states. A training pass observes the batch for those that are not ``fixed``.
 
         A training pass always records the graph, also where no backward follows: kernels without a graph may have other bits.
         """
         self._set_threads()
         every, arguments = [tensor_of(each) for each in parameters], [tensor_of(each) for each in inputs]
-        given, tensors = dict(zip(self.versions, every)), every[: len(self.trained)]
-        observed = {at: torch.zeros_like(self.module.get_buffer(at)) for at in self._observed(fixed) if training}
-        given.update(observed)
         batch = {} if self.ends is None else dict(zip(self.ends.keys, map(tensor_of, targets)))
-        for tensor, trained in zip(tensors, self.trained):
-            tensor.requires_grad_(training and trained)
-        for tensor in arguments:
-            tensor.requires_grad_(training and tensor.is_floating_point())
-        with Borrowed(self) as module:
-            module.train(training)
-            for at in self.states.keys() - observed.keys():
-                module.get_submodule(at.rpartition(".")[0]).eval()
-            buffers = dict(module.named_buffers())
-            known = addresses([*every, *arguments, *batch.values()]) | addresses(buffers.values(), buffers)
-            guard = Guard(self.name, seed, known, measured)
-            with torch.set_grad_enabled(training), guard:
-                try:
-                    outputs = functional_call(module, given, tuple(arguments))
-                except RuntimeError as error:
-                    # Autograd refuses it before the guard sees the operation.
-                    if "leaf Variable that requires grad" in str(error):
-                        raise changes_in_place(self.name, "its first operation") from error
-                    raise
-                if self.ends is not None:
-                    outputs = self.ends.figures(self.name, outputs, batch, training)
-            if any(module.get_buffer(at) is not buffer for at, buffer in buffers.items()):
-                raise changes_buffers(self.name)
-        found = outputs_of(self.name, outputs)
-        del outputs
+        found, observed, guard = self.run(
+            every, arguments, batch, training, fixed, lambda known: Guard(self.name, seed, known, measured)
+        )
         # What a module only passes on is not copied.
         given = {id(argument): memory for argument, memory in zip(arguments, inputs)}
         memory = [given[id(each)] if id(each) in given else memory_of(each.detach()) for each in found]
         if not training:
             return memory, None, guard.peak, 0
+        tensors = every[: len(self.trained)]
         if measured:
             self._check_leaves(found, [*tensors, *arguments])
         graph = Graph(self, found, (tensors, arguments), [optional_memory(observed.get(at)) for at in self.states])
         return memory, graph, guard.peak, guard.held()
 
-    def _observed(self, fixed: list[bool]) -> list[str]:
-        """Returns the states that are not fixed."""
-        flags = fixed[len(self.trained) :] or [False] * len(self.states)
-        return [at for at, is_fixed in zip(self.states, flags) if not is_fixed]
+    def run(
+        self,
+        every: list[torch.Tensor],
+        arguments: list[torch.Tensor],
+        batch: Mapping[str, torch.Tensor],
+        training: bool,
+        fixed: list[bool],
+        watch: Callable[[dict[int, str]], AnyGuard],
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], AnyGuard]:
+        """Runs the module with parameters and states under the guard that ``watch`` makes for the tensors that nothing may write.
+
+        Returns the outputs, the observations of states, and the guard.
+        """
+        for tensor, trained in zip(every, self.trained):
+            tensor.requires_grad_(training and trained)
+        for tensor in arguments:
+            tensor.requires_grad_(training and tensor.is_floating_point())
+        given = dict(zip(self.versions, every))
+        with Borrowed(self) as module:
+            module.train(training)
+            norms = self._observing(module, fixed)
+            buffers = dict(module.named_buffers())
+            known = addresses([*every, *arguments, *batch.values()]) | addresses(buffers.values(), buffers)
+            guard = watch(known)
+            with torch.set_grad_enabled(training), guard:
+                # A normalization that is not called, or in evaluation by itself, reads and keeps these copies.
+                observed = {at: given[at].to(buffers[at].dtype, copy=True) for norm in norms for at in norm.values()}
+                for norm in norms:
+                    observed[norm["num_batches_tracked"]].zero_()
+                try:
+                    outputs = functional_call(module, given | observed, tuple(arguments))
+                except RuntimeError as error:
+                    # Autograd refuses it before the guard sees the operation.
+                    if "leaf Variable that requires grad" in str(error):
+                        raise changes_in_place(self.name, "its first operation") from error
+                    raise
+                if self.ends is not None and batch:
+                    outputs = self.ends.figures(self.name, outputs, batch, training)
+            if any(module.get_buffer(at) is not buffer for at, buffer in buffers.items()):
+                raise changes_buffers(self.name)
+        for norm in norms:
+            calls = int(observed[norm["num_batches_tracked"]])
+            if calls > 1:
+                at = norm["num_batches_tracked"].rpartition(".")[0]
+                raise RuntimeError(
+                    f"`{self.name}.{at}` is called {calls} times in one forward, and its running statistics can observe one call: use a "
+                    "normalization for each call"
+                )
+            if calls == 0:
+                for at in norm.values():
+                    del observed[at]
+        return outputs_of(self.name, outputs), observed, guard
+
+    def _observing(self, module: torch.nn.Module, fixed: list[bool]) -> list[dict[str, str]]:
+        """Returns the names of the states of each normalization that observes the batch, and puts those with fixed states in evaluation."""
+        flags = dict(zip(self.states, fixed[len(self.trained) :]))
+        observing = []
+        for at, norm in norms_of(module).items():
+            names = {name: f"{at}.{name}" if at else name for name in STATES}
+            if flags.get(names["running_mean"], False):
+                norm.eval()
+            if norm.training:
+                observing.append(names)
+        return observing
 
     def _check_leaves(self, outputs: list[torch.Tensor], own: list[torch.Tensor]) -> None:
         """Refuses a module whose outputs depend on a tensor with a gradient that is neither a parameter nor an input of it.
