@@ -101,7 +101,7 @@ impl DynamicMap {
 
     /// The indices of the nearest values, for magnitudes up to 1.
     ///
-    /// Each loop looks one thing up without a branch, so that it is compiled to vector instructions: three times as fast as one loop.
+    /// Each loop looks one thing up without a branch, so that it is compiled to vector instructions.
     #[inline(always)]
     fn indices(&self, x: &[f32; BLOCK]) -> [u8; BLOCK] {
         let mut steps = [0_u32; BLOCK];

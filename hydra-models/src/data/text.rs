@@ -48,7 +48,7 @@ fn last_part(text: &str, parts: usize) -> usize {
     let last = last_line(text);
     let has_text = |&at: &usize| !text[at..].trim().is_empty();
     let is_cut = |&at: &usize| !text[..at].trim().is_empty();
-    next.filter(has_text).or(last.filter(is_cut)).unwrap_or(mark)
+    next.filter(has_text).filter(is_cut).or(last.filter(is_cut)).unwrap_or(mark)
 }
 
 /// The start of the last line with text, if another line precedes it.
@@ -103,6 +103,9 @@ mod tests {
 
     #[test]
     fn two_short_lines_after_a_long_one_are_a_part_each() {
+        let blank = "\n".repeat(40);
+        let [train, ..] = parts(format!("{blank}a\nb\nc"));
+        assert_eq!(train, format!("{blank}a\n"));
         let long = "x".repeat(45);
         assert_eq!(
             parts(format!("{long}\n \né\na")),

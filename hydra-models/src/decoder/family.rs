@@ -174,9 +174,9 @@ impl Model for Decoder {
         let [queries, keys] =
             [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads as f64 * head);
         let block = width * (2.0 * queries + 2.0 * keys + 3.0 * inner);
-        // A classifier's head sees one token.
+        // The head of a classifier and the layers after the last block's attention compute one token.
         let head = match config.head.is_classifier() {
-            true => config.head.outputs() as f64 * width,
+            true => config.head.outputs() as f64 * width - width * (queries + 3.0 * inner) * (tokens - 1.0),
             false => vocabulary * width * tokens,
         };
         (6.0 * layers * block + 12.0 * layers * queries * tokens) * tokens + 6.0 * head

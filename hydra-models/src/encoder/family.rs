@@ -1,7 +1,7 @@
 //! Encoders as a model family.
 
 use super::presets::PRESETS;
-use super::{EncoderConfig, EncoderDir, EncoderWriter, ModelType, chain, layers};
+use super::{EncoderConfig, EncoderDir, EncoderWriter, ModelType, Pooling, chain, layers};
 use crate::ModelError;
 use crate::family::supported::refuse;
 use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, TaskType, classify};
@@ -158,9 +158,13 @@ impl Model for Encoder {
             })
             .sum();
         let block = 4.0 * width * width + gates * width * inner;
-        // The head sees one vector.
+        // The head and, with first tokens, the layers after the last block's attention compute one vector.
         let head = 6.0 * width * (width + outputs);
-        (6.0 * layers * block + 12.0 * width * attended) * tokens + head
+        let unread = match config.pooling() {
+            Pooling::First => 6.0 * width * (width + gates * inner) * (tokens - 1.0),
+            Pooling::Mean => 0.0,
+        };
+        (6.0 * layers * block + 12.0 * width * attended) * tokens - unread + head
     }
 }
 
@@ -385,11 +389,11 @@ mod tests {
             assert!(model.config.modern.iter().all(|modern| modern.mlp_dropout == 0.25));
             assert_ne!(model.description().unwrap(), before, "{kind}");
         }
-        let head = 6 * 16 * (16 + 2);
-        let bert = (6 * 3 * (4 * 16 * 16 + 2 * 16 * 24) + 12 * 3 * 16 * 9) * 9 + head;
+        let (head, unread) = (6 * 16 * (16 + 2), |gates| 6 * 16 * (16 + gates * 24) * 8);
+        let bert = (6 * 3 * (4 * 16 * 16 + 2 * 16 * 24) + 12 * 3 * 16 * 9) * 9 - unread(2) + head;
         assert_eq!(model("bert").flops(9), f64::from(bert));
         // Two of three layers are local, and a token sees two others on each side.
-        let modern = (6 * 3 * (4 * 16 * 16 + 3 * 16 * 24) + 12 * 16 * (9 + 5 + 5)) * 9 + head;
+        let modern = (6 * 3 * (4 * 16 * 16 + 3 * 16 * 24) + 12 * 16 * (9 + 5 + 5)) * 9 - unread(3) + head;
         assert_eq!(model("modernbert").flops(9), f64::from(modern));
     }
 

@@ -143,7 +143,7 @@ impl Forward for Head {
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
         let [outputs, _] = self.classifier.weight.lazy_shape().dims();
-        // A sequence has at least one token; means multiply a matrix of all tokens for each of at most some hundred.
+        // The input has a token for each sequence, or all tokens, whose means multiply a matrix for each of at most some hundred sequences.
         let masks = if self.options.pooling == Pooling::Mean { 8 * tokens.min(512) } else { 0 };
         let elements = batch * tokens * (20 * width + 8 * outputs + masks + adapter_elements(self));
         Some(((elements + 256 * width) * size_of::<f32>()) as u64)

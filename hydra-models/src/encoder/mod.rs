@@ -62,14 +62,14 @@ fn layers(config: &EncoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<
 /// Everything besides names and shapes that costs and results depend on.
 fn description(config: &EncoderConfig) -> String {
     format!(
-        "dropout {} {} {}, epsilon {}, first position {}, pooling before the last feed-forward network: {}, {:?}",
+        "dropout {} {} {}, epsilon {}, first position {}, {:?}{}",
         config.hidden_dropout_prob,
         config.attention_probs_dropout_prob,
         config.head_dropout(),
         config.layer_norm_eps,
         config.first_position(),
-        config.pooling() == Pooling::First,
         config.modern,
+        if config.pooling() == Pooling::First { ", the last block ends in first tokens" } else { "" },
     )
 }
 

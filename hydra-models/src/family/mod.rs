@@ -364,7 +364,7 @@ mod tests {
         for preset in presets() {
             let model = load(preset.name).unwrap();
             assert!(model.files().is_empty(), "{}", preset.name);
-            let (short, long) = (model.flops(8), model.flops(16));
+            let (short, long) = (model.flops(1024), model.flops(2048));
             match model.reads() {
                 Reads::Tokens { positions, vocabulary } => {
                     assert!(positions > 1 && vocabulary >= 256, "{}", preset.name);

@@ -155,9 +155,12 @@ impl Model for Gpt2 {
         let (layers, width, tokens) = (config.n_layer as f64, config.n_embd as f64, tokens as f64);
         let block = 4.0 * width * width + 2.0 * width * config.inner() as f64;
         let maps = layers * block;
-        // A classifier's head sees one token.
+        // The head of a classifier and the layers after the last block's attention compute one token.
         let head = match config.head.is_classifier() {
-            true => config.head.outputs() as f64 * width,
+            true => {
+                config.head.outputs() as f64 * width
+                    - width * (width + 2.0 * config.inner() as f64) * (tokens - 1.0)
+            }
             false => config.vocab_size as f64 * width * tokens,
         };
         (6.0 * maps + 12.0 * layers * width * tokens) * tokens + 6.0 * head

@@ -69,7 +69,7 @@ impl<N: FinalNorm> Forward for ScoreHead<N> {
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
         let [outputs, _] = self.score.weight.lazy_shape().dims();
-        // A sequence has at least one token.
+        // The input has a token for each sequence.
         let elements = batch * tokens * (10 * width + 8 * outputs) + 128 * width;
         Some((elements * size_of::<f32>()) as u64)
     }

@@ -1,9 +1,9 @@
-//! Where the sequences of a batch in one row are: what the head of a text classifier reads besides hidden states.
+//! Where the sequences of a batch in one row are: what the last block of a text classifier, or its head, reads besides hidden states.
 
 use burn::tensor::{Int, Tensor};
 use hydra_core::Pass;
 
-/// The token of each sequence that the head of a text classifier reads.
+/// The token of each sequence that a text classifier's head reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pooled {
     /// The first one.
@@ -23,8 +23,8 @@ impl Pooled {
         Sequences::rows(x, at).unsqueeze_dim(0)
     }
 
-    /// What a block computes after attention: all of the residual and of attention's output, with the positions, or, in the last
-    /// block before a head that reads some tokens alone, those of these tokens.
+    /// The residual, attention's output and the positions, with which a block goes on after attention: those of all tokens, or, without
+    /// positions, those of the tokens that the head reads (`this`).
     pub fn after_attention(
         this: Option<Self>,
         [residual, attended]: [Tensor<3>; 2],

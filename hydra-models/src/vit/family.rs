@@ -117,9 +117,10 @@ impl Model for Vit {
         ]
         .map(|size| size as f64);
         let (tokens, block) = (patches + 1.0, 4.0 * width * width + 2.0 * width * inner);
-        // The embedding's input, the image, gets no gradient, and the head sees one token.
+        // The embedding's input, the image, gets no gradient. The head and the layers after the last block's attention compute one token.
+        let unread = 6.0 * width * (width + 2.0 * inner) * patches;
         let ends = 4.0 * patches * patch * width + 6.0 * width * classes;
-        (6.0 * layers * block + 12.0 * layers * width * tokens) * tokens + ends
+        (6.0 * layers * block + 12.0 * layers * width * tokens) * tokens - unread + ends
     }
 }
 
@@ -186,8 +187,8 @@ mod tests {
         assert_eq!(model.config.hidden_dropout_prob, 0.25);
         assert_eq!(model.config.attention_probs_dropout_prob, 0.25);
         let blocks = (6 * 3 * (4 * 48 * 48 + 2 * 48 * 96) + 12 * 3 * 48 * 17) * 17;
-        let ends = 4 * 16 * 3 * 64 * 48 + 6 * 48 * 10;
-        assert_eq!(model.flops(1), f64::from(blocks + ends));
+        let (unread, ends) = (6 * 48 * (48 + 2 * 96) * 16, 4 * 16 * 3 * 64 * 48 + 6 * 48 * 10);
+        assert_eq!(model.flops(1), f64::from(blocks - unread + ends));
     }
 
     /// The tensors of an adapter file.
