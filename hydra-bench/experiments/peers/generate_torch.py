@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Generates texts with Transformers, greedily, in f32. Prints one line of JSON.
 
-generate_torch.py DIR PROMPTS [--new 64] [--threads 2]
+generate_torch.py DIR PROMPTS [--new 65] [--threads 2]
 
 DIR is a model with its tokenizer, and PROMPTS a file with a prompt in each line. The prompts are one batch, padded on the left. No end
-token ends a text. `seconds` are those of one call of `generate` after a short one.
+token ends a text. `seconds` are those of a call of `generate`, and `seconds_of_one` those of a call for one token.
 """
 import argparse, json, os, resource, time
 
 p = argparse.ArgumentParser()
 p.add_argument("directory")
 p.add_argument("prompts")
-p.add_argument("--new", type=int, default=64)
+p.add_argument("--new", type=int, default=65)
 p.add_argument("--threads", type=int, default=2)
 a = p.parse_args()
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -32,12 +32,14 @@ settings = dict(do_sample=False, eos_token_id=None, pad_token_id=tokenizer.pad_t
 model.generation_config.eos_token_id = None
 with torch.inference_mode():
     model.generate(**given, max_new_tokens=2, **settings)
-    begun = time.perf_counter()
-    made = model.generate(**given, max_new_tokens=a.new, **settings)
-    seconds = time.perf_counter() - begun
+    seconds = {}
+    for tokens in (1, a.new):
+        begun = time.perf_counter()
+        made = model.generate(**given, max_new_tokens=tokens, **settings)
+        seconds[tokens] = time.perf_counter() - begun
 new = made[:, given["input_ids"].shape[1] :].tolist()
 print(json.dumps(dict(
     torch=torch.__version__, transformers=transformers.__version__, threads=a.threads, prompts=len(prompts), prompt_tokens=given["attention_mask"].sum().item(),
-    new_tokens=sum(map(len, new)), seconds=round(seconds, 3), tokens_per_s=round(sum(map(len, new)) / seconds, 1),
+    new_tokens=sum(map(len, new)), seconds=round(seconds[a.new], 3), seconds_of_one=round(seconds[1], 3),
     peak_rss_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024), token_ids=new,
 )))

@@ -16,7 +16,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -389,8 +389,14 @@ pub(crate) fn own_files<'a>(
         "added_tokens.json",
         "chat_template.jinja",
     ];
-    let read = |directory: &Path| -> Vec<Option<Vec<u8>>> {
-        TOKENIZERS.iter().chain(&OTHERS).map(|name| std::fs::read(directory.join(name)).ok()).collect()
+    const TEMPLATES: &str = "additional_chat_templates";
+    let read = |directory: &Path| -> BTreeMap<PathBuf, Vec<u8>> {
+        let templates = std::fs::read_dir(directory.join(TEMPLATES)).into_iter().flatten().flatten();
+        let templates = templates.map(|entry| Path::new(TEMPLATES).join(entry.file_name()));
+        let names = TOKENIZERS.iter().chain(&OTHERS).map(PathBuf::from).chain(templates);
+        names
+            .filter_map(|name| std::fs::read(directory.join(&name)).ok().map(|bytes| (name, bytes)))
+            .collect()
     };
     let Some(first) = adapters.first().map(Path::new) else { return (None, None) };
     let files = read(first);
@@ -974,10 +980,14 @@ mod tests {
         for adapters in [&[][..], &[&same], &[&none], &[&same, &same], &[&none, &none]] {
             assert_eq!(of(adapters), (None, None), "{adapters:?}");
         }
-        for adapters in [&[&own][..], &[&own, &again]] {
+        let more = directory("more", &[tokenizer, template]);
+        let templates = Path::new(&more).join("additional_chat_templates");
+        std::fs::create_dir(&templates).unwrap();
+        std::fs::write(templates.join("tool_use.jinja"), "c").unwrap();
+        for adapters in [&[&own][..], &[&own, &again], &[&more]] {
             let (found, note) = of(adapters);
             assert!(
-                found == Some(PathBuf::from(&own)) && note.unwrap().contains("those of `"),
+                found == Some(PathBuf::from(adapters[0])) && note.unwrap().contains("those of `"),
                 "{adapters:?}"
             );
         }

@@ -1,6 +1,6 @@
 //! The dashboard in a real browser, if one is installed with its driver (Debian: `chromium` and `chromium-driver`).
 
-use crate::common::{Running, json as read_json, spawn, wait_for};
+use crate::common::{Running, json as read_json, says, spawn, wait_for};
 use crate::dashboard::{Pretended, Served, ended};
 use crate::http::request;
 use crate::run_control::ctl;
@@ -244,4 +244,52 @@ fn a_run_of_twelve_tasks_is_controlled_by_clicking() {
     let report = read_json(&dir.join("report.json"));
     let mine = report["tasks"].as_array().unwrap().iter().find(|task| task["name"] == "mine").unwrap();
     assert_eq!((&mine["state"], &mine["config"]["lr"]), (&"stopped".into(), &5e-5.into()), "{mine}");
+}
+
+#[test]
+fn models_answer_a_prompt_next_to_each_other() {
+    let Some(browser) = Browser::open() else {
+        return eprintln!("skipped: there is no chromedriver here");
+    };
+    let root = tempfile::tempdir().unwrap();
+    let dir = ended(root.path());
+    let served = Served::new(&[&dir]);
+    browser.go(&format!("http://{}/#token={}", served.address, served.token));
+    browser.wait_until("document.getElementById('asking-section')?.hidden === false");
+    let fill =
+        |id: &str, text: &str| browser.value(&format!("document.getElementById('{id}').value = '{text}'"));
+    fill("asking-text", "--the ship");
+    fill("asking-tokens", "7");
+    browser.click("#asking-yes");
+    let is_over = |rows: usize| {
+        browser.wait_until(&format!(
+            "document.querySelectorAll('#asked tbody tr').length === {rows} && !document.getElementById('asking-yes').disabled"
+        ));
+    };
+    is_over(1);
+    let texts = |selector: &str| {
+        browser
+            .value(&format!("[...document.querySelectorAll('{selector}')].map((cell) => cell.textContent)"))
+    };
+    let report = read_json(&dir.join("report.json"));
+    let heads = texts("#asked thead th");
+    let answers = texts("#asked tbody td");
+    assert_eq!(
+        (heads.as_array().unwrap().len(), &heads[0], &answers[0]),
+        (3, &json!("prompt"), &json!("--the ship"))
+    );
+    for column in 1..3 {
+        let task =
+            report["tasks"].as_array().unwrap().iter().find(|task| task["name"] == heads[column]).unwrap();
+        let model = task["model_dir"].as_str().unwrap();
+        let made =
+            says(&["generate", "--model", model, "--prompt=--the ship", "--max-new-tokens", "7", "--json"]);
+        assert_eq!(answers[column], serde_json::from_str::<Value>(&made).unwrap()["text"]);
+    }
+    // The models have no chat template.
+    browser.click("#asking-chat");
+    browser.click("#asking-yes");
+    is_over(2);
+    let refused = texts("#asked tbody tr:last-child td");
+    assert!(refused[1].as_str().unwrap().contains("chat template"), "{refused}");
 }
