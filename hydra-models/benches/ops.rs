@@ -123,6 +123,19 @@ fn linear_in_bf16(c: &mut Criterion) {
     }
 }
 
+/// A product of matrices that are `bf16` already.
+fn product_in_bf16(c: &mut Criterion) {
+    let [tokens, inputs, outputs] = [512, 768, 3072];
+    let mut group =
+        c.benchmark_group(format!("a product of bf16 matrices, [{tokens}, {inputs}] to {outputs}"));
+    let operand = |seed, shape: [usize; 2]| input(&normal(seed, shape), false).cast(FloatDType::BF16);
+    let (x, weight) = (operand(1, [tokens, inputs]).unsqueeze_dim::<3>(0), operand(2, [outputs, inputs]));
+    group.bench_function("forward", |b| {
+        b.iter(|| ops::linear_transposed(x.clone(), weight.clone(), None));
+    });
+    group.finish();
+}
+
 fn rows(c: &mut Criterion) {
     let (x, weight, bias) = (normal(1, [1, 512, 768]), normal(2, [768]), normal(3, [768]));
     let fused = |t| ops::layer_norm(input(&x, t), input(&weight, t), input(&bias, t), 1e-5);
@@ -181,6 +194,7 @@ fn main() {
     grouped(&mut criterion);
     linear(&mut criterion);
     linear_in_bf16(&mut criterion);
+    product_in_bf16(&mut criterion);
     rows(&mut criterion);
     dropout(&mut criterion);
     tables(&mut criterion);
