@@ -84,6 +84,21 @@ def test_losses_are_those_of_a_loop_of_pytorch() -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_the_last_module_may_return_the_loss() -> None:
+    class Loss(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.square().mean()
+
+    def chain() -> Chain:
+        torch.manual_seed(0)
+        return Chain([nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2), Loss()], inputs="x")
+
+    whole, cut = (trained(chain(), lr=0.01, **more) for more in ({}, {"cuts": [1, 3]}))
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+    plain = Chained(chain().modules)
+    assert whole.losses == pytest.approx(plain_losses(list(plain.parameters()), lambda batch: plain(batch["x"]), rows(), lr=0.01), rel=1e-5)
+
+
 def right(outputs: Any, batch: Any) -> Any:
     return (outputs.argmax(-1) == batch["y"].reshape(-1)).sum()
 

@@ -38,7 +38,7 @@ struct Module {
     /// The `_Layer` of Python.
     python: Held,
     name: String,
-    /// A hash of its operations (`_trace.py`); `None` if they depend on values.
+    /// A hash of its classes and operations (`_trace.py`), if it is known.
     cost_key: Option<String>,
     params: Vec<Param>,
     measured: Mutex<HashMap<Shapes, Measured>>,

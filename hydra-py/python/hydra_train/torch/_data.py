@@ -123,8 +123,12 @@ class Data:
         return [made[key] for key in self.chain.inputs], [made[key] for key in targets], counted
 
     def inputs(self) -> list[torch.Tensor]:
-        """Returns the inputs of the first module for two items as large as any."""
-        batch = (self.largest_in or self)._collated([self.largest_item] * 2)
+        """Returns the inputs of the first module for two items as large as any, or for one if ``collate`` makes no batch of two."""
+        of = self.largest_in or self
+        try:
+            batch = of._collated([of.largest_item] * 2)
+        except Exception:
+            batch = of._collated([of.largest_item])
         return [batch[key] for key in self.chain.inputs]
 
     def _check(self, batch: Mapping[str, torch.Tensor]) -> None:

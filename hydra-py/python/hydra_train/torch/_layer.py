@@ -168,7 +168,7 @@ class Layer:
                     if "leaf Variable that requires grad" in str(error):
                         raise changes_in_place(self.name, "its first operation") from error
                     raise
-                if self.ends is not None and batch:
+                if self.ends is not None:
                     outputs = self.ends.figures(self.name, outputs, batch, training)
             if any(module.get_buffer(at) is not buffer for at, buffer in buffers.items()):
                 raise changes_buffers(self.name)
