@@ -636,6 +636,7 @@ def test_invalid_chains_are_refused_by_name() -> None:
         ([nn.Sequential(linear, nn.BatchNorm1d(2, momentum=None))], "`0.1` (BatchNorm1d) has momentum=None"),
         ([nn.Sequential(linear, nn.InstanceNorm1d(2, track_running_stats=True))], "`0.1` (InstanceNorm1d) has running statistics"),
         ([nn.Linear(2, 2).double()], "`0.weight` is of torch.float64"),
+        ([nn.Linear(2, 2, device="meta")], "`0.weight` is of torch.float32 on meta, expected float32 on the CPU"),
         ([nn.LazyLinear(2)], "`0.weight` is lazy"),
         ([nn.ReLU()], "nothing to train"),
         ({"type": linear}, "that torch.nn.ModuleDict refuses"),
@@ -761,7 +762,7 @@ def tokens(items: int = 16, length: int = 32) -> list[dict[str, Any]]:
     return found
 
 
-CLASSIFIERS = ("Bert", "LlamaClassifier")
+CLASSIFIERS = ("Bert", "Roberta", "LlamaClassifier")
 TOKENS_OR_SEVERAL = ("BertTokens", "BertSeveral")
 
 
@@ -769,7 +770,7 @@ def transformers_model(name: str) -> Any:
     transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
     small: dict[str, Any] = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
     small |= {"num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0}
-    if name in ("Llama", "Gemma2", "Mixtral", "LlamaClassifier"):
+    if name in ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mixtral", "LlamaClassifier"):
         small |= {"num_key_value_heads": 2, "head_dim": 32}
     if name == "Mixtral":
         small |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128}
@@ -837,8 +838,8 @@ def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(re.findall(r"^\w+: lr\S+, validation loss \d+\.\d+, [2-9] shards$", printed, re.MULTILINE)) == 5, printed
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Gemma2", "Mixtral", *TOKENS_OR_SEVERAL, *CLASSIFIERS])
-def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Qwen2", "Qwen3", "Gemma2", "Mixtral", *TOKENS_OR_SEVERAL, *CLASSIFIERS])
+def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str, tmp_path: Path) -> None:
     from hydra_train.torch import chain
 
     model, data = transformers_model(name), tokens()
@@ -862,6 +863,10 @@ def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str) -> None:
     assert trained(chain(model), data, lr=0.01, steps=4, weight_decay=0, accumulate=2).losses == pytest.approx(losses, rel=1e-5)
     for (at, found), wanted in zip(loaded.named_parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5, msg=at)
+    loaded.save_pretrained(tmp_path)
+    batch = torch.utils.data.default_collate(data[:2])
+    with torch.no_grad():
+        assert torch.equal(type(model).from_pretrained(tmp_path).eval()(**batch).logits, loaded.eval()(**batch).logits)
 
 
 def test_prompts_that_peft_tunes_are_refused() -> None:

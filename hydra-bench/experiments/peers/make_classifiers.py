@@ -9,8 +9,9 @@ perturbed, so that a swapped or dropped bias, norm or scale shows. In each folde
                                      lasts int64 [1, B], the last token that is not the padding; labels [1, B] int64, or [1, B, outputs] f32
   fwd.safetensors                    logits [B, outputs] and loss, computed in f64
   grads.safetensors                  d loss / d p of every parameter, computed in f64
+  train.json                         losses before each of 12 steps of AdamW on the same batch, and after them, computed in f64
 """
-import os, sys
+import json, os, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = ""; os.environ["HF_HUB_OFFLINE"] = "1"
 import torch, transformers
 from safetensors.torch import save_file
@@ -19,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, GPT2Config, LlamaCo
 OUT = sys.argv[1] if len(sys.argv) > 1 else "hydra-models/tests/fixtures/parity"
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1); torch.use_deterministic_algorithms(True)
-PAD, VOCABULARY = 1, 20
+PAD, VOCABULARY, STEPS, RATE = 1, 20, 12, 0.01
 ENDS = dict(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=2, pad_token_id=PAD, use_cache=False)
 SIZES = dict(**ENDS, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
     head_dim=4, max_position_embeddings=16)
@@ -57,6 +58,18 @@ def last_of(ids):
     return (torch.arange(ids.shape[1]) * (ids != PAD)).argmax(-1)
 
 
+def train(model, loss_of):
+    """Losses before each of twelve steps of AdamW on one batch, and the loss after them."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    return json.dumps({"optimizer": "AdamW", "lr": RATE, "losses": losses, "evaluation": loss_of(model).item()}, indent=1) + "\n"
+
+
 for name, (config, problem) in CASES.items():
     torch.manual_seed(11)
     out = f"{OUT}/classifier_{name}"
@@ -76,8 +89,11 @@ for name, (config, problem) in CASES.items():
     save_file({name: value[None].contiguous() for name, value in inputs.items()}, f"{out}/inputs.safetensors")
     # A window within the padding leaves a token nothing to attend to, and its NaN spreads; causal attention needs no mask.
     mask = None if name == "mistral" else (torch.arange(ids.shape[1])[None] < lengths[:, None]).long()
-    found = model(input_ids=ids, attention_mask=mask, labels=labels if problem == SINGLE else labels.double())
+    forward = lambda model: model(input_ids=ids, attention_mask=mask, labels=labels if problem == SINGLE else labels.double())
+    found = forward(model)
     found.loss.backward()
     save_file({"logits": found.logits.detach().contiguous(), "loss": found.loss.detach().reshape(1)}, f"{out}/fwd.safetensors")
     save_file({n: p.grad.float().contiguous() for n, p in model.named_parameters()}, f"{out}/grads.safetensors")
+    with open(f"{out}/train.json", "w") as file:
+        file.write(train(model, lambda model: forward(model).loss))
     print(name, problem, found.loss.item(), found.logits.dtype)

@@ -10,7 +10,7 @@ weight is perturbed, so that a swapped or dropped bias, norm or scale shows. In 
                                      for BERT token_type_ids int64 [1, B, T]
   fwd.safetensors                    logits [B, outputs] and loss, computed in f64
   grads.safetensors                  d loss / d p of every parameter, computed in f64
-  train.json                         losses before each of 5 steps of gradient descent on the same batch, computed in f64
+  train.json                         losses before each of 12 steps of AdamW on the same batch, and after them, computed in f64
 In each folder `peft/ENCODER-*` the files of make_adapters.py, and in `peft/bases` the models that they adapt. `tokenizers/unigram`
 is a tokenizer of XLM-RoBERTa's form, with a map of characters made by SentencePiece.
 """
@@ -26,7 +26,7 @@ from transformers import (AutoModelForSequenceClassification as Auto, BertConfig
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "hydra-models/tests/fixtures")
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1); torch.use_deterministic_algorithms(True)
-VOCABULARY, LENGTHS, STEPS, RATE = 20, (7, 1, 4, 9, 3), 5, 0.05
+VOCABULARY, LENGTHS, STEPS, RATE = 20, (7, 1, 4, 9, 3), 12, 0.01
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2)
 BERT = dict(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, use_cache=False)
 DISTILBERT = dict(vocab_size=VOCABULARY, dim=8, hidden_dim=12, n_layers=2, n_heads=2, dropout=0.0, attention_dropout=0.0,
@@ -107,17 +107,20 @@ def make(name, config, problem):
     save_file(inputs, out / "inputs.safetensors")
     save_file({"logits": found.logits.detach().contiguous(), "loss": found.loss.detach().reshape(1)}, out / "fwd.safetensors")
     save_file({n: p.grad.float().contiguous() for n, p in model.named_parameters()}, out / "grads.safetensors")
-    losses = []
+    (out / "train.json").write_text(train(model, lambda model: forward(model, inputs, problem).loss))
+    print(name, problem, found.loss.item())
+
+
+def train(model, loss_of):
+    """Losses before each of twelve steps of AdamW on one batch, and the loss after them."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0), []
     for _ in range(STEPS):
-        model.zero_grad()
-        loss = forward(model, inputs, problem).loss
+        optimizer.zero_grad()
+        loss = loss_of(model)
         loss.backward()
         losses.append(loss.item())
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.sub_(RATE * parameter.grad)
-    (out / "train.json").write_text(json.dumps({"optimizer": "SGD", "lr": RATE, "losses": losses}, indent=1) + "\n")
-    print(name, problem, losses)
+        optimizer.step()
+    return json.dumps({"optimizer": "AdamW", "lr": RATE, "losses": losses, "evaluation": loss_of(model).item()}, indent=1) + "\n"
 
 
 def adapt(name, kind, settings):

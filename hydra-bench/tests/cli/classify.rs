@@ -1,10 +1,11 @@
 //! Classifiers of texts: the same bits whole, cut and on several devices; selected by a metric, evaluated from their written
 //! files, with adapters; labels and settings that do not fit are refused.
 
-use crate::common::{fails, hydra, json, noted, text};
+use crate::common::{fails, hydra, json, noted, spawn, text, wait_for};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
@@ -66,6 +67,67 @@ fn its_bits_depend_neither_on_cuts_nor_on_devices() {
         assert_eq!(shards, 6);
         assert!(cut == whole, "{dtype}");
     }
+}
+
+#[test]
+fn an_encoders_bits_depend_neither_on_cuts_nor_on_devices_nor_on_a_kill() {
+    let root = TempDir::new().unwrap();
+    let row = |index: usize| {
+        let (first, second) = (WORDS[index % 3][index / 3 % 4], WORDS[index * 7 % 3][index % 4]);
+        format!("\"{first} the {second}\",{}\n", (index % 11) as f64 / 4.0 - 1.0)
+    };
+    let data = root.path().join("numbers.csv");
+    fs::write(&data, format!("text,label\n{}", (0..120).map(row).collect::<String>())).unwrap();
+    let out = |name: &str| root.path().join(name);
+    let arguments = |name: &str, settings: &str| -> Vec<String> {
+        let train = "train --model bytes-bert-tiny --task classify --metric spearman --batch 8 --accumulate 2 --lr 3e-3 --dropout 0.1 \
+                     --steps 24 --eval-every 8";
+        let all = format!("{train} {settings} --data {} --out {}", data.display(), out(name).display());
+        all.split_whitespace().map(str::to_owned).collect()
+    };
+    let results = |name: &str| {
+        let task = json(&out(name).join("report.json"))["tasks"][0].clone();
+        (
+            task["shards"].as_u64().unwrap(),
+            ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone()),
+        )
+    };
+    let whole = arguments("whole", "--devices cpu:1x2 --device-memory 256MiB");
+    let whole = hydra(&whole.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
+    assert!(whole.status.success(), "{}", text(&whole.stderr));
+    let (shards, whole) = results("whole");
+    assert!(shards == 1 && whole[2][0][1]["metrics"]["spearman"].is_number(), "{}", whole[2]);
+    let cut = "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3 --checkpoint-every 2 --link 4MiB/s";
+    let cut = arguments("killed", cut);
+    let mut child = spawn(&cut.iter().map(String::as_str).collect::<Vec<_>>(), Stdio::piped());
+    let events = || fs::read_to_string(out("killed").join("metrics.jsonl")).unwrap_or_default();
+    wait_for(|| events().matches("\"checkpoint\"").count() >= 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(events().matches("\"minibatch\"").count() < 24, "the run was killed before its end");
+    let resumed = hydra(&["resume", out("killed").to_str().unwrap(), "--link", "8GiB/s"]).output().unwrap();
+    assert!(resumed.status.success(), "{}", text(&resumed.stderr));
+    assert_eq!(results("killed"), (4, whole));
+}
+
+#[test]
+fn a_search_goes_by_the_metric() {
+    let root = TempDir::new().unwrap();
+    let out = root.path().join("run");
+    let select = "select --model bytes-bert-tiny --search halving --trials 3 --steps 6 --eta 3 --sample lr=log:1e-4..1e-2 \
+                  --metric f1_macro --batch 8 --no-initial-validation --devices cpu:2x1 --device-memory 64MiB";
+    run(select, &out);
+    let report = json(&out.join("report.json"));
+    let tasks = report["tasks"].as_array().unwrap();
+    let of = |task: &Value, name: &str| {
+        let first = &task["evaluations"][0][1];
+        first.get(name).unwrap_or(&first["metrics"][name]).as_f64().unwrap()
+    };
+    let (best, others): (Vec<_>, Vec<_>) =
+        tasks.iter().partition(|task| task["losses"].as_array().unwrap().len() == 6);
+    assert_eq!((best.len(), others.len()), (1, 2));
+    assert!(others.iter().all(|task| of(task, "f1_macro") < of(best[0], "f1_macro")), "{report}");
+    assert!(others.iter().any(|task| of(task, "loss") < of(best[0], "loss")), "the loss chooses another one");
 }
 
 #[test]

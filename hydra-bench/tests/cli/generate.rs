@@ -246,7 +246,12 @@ fn bad_requests_are_refused() {
         "generate --model bytes-llama-tiny --prompt a --base nf4",
         &["--base quantizes the model below adapters"],
     );
-    refused("generate --model vit-tiny --prompt a", &["is no language model that generates text"]);
+    for model in ["vit-tiny", "bytes-bert-tiny"] {
+        refused(
+            &format!("generate --model {model} --prompt a"),
+            &["is no language model that generates text"],
+        );
+    }
     refused(
         "generate --model bytes-tiny --prompt a --max-new-tokens 9 --cache-memory 1KiB",
         &["--cache-memory 1.00 KiB has no room", "takes"],

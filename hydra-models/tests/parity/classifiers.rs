@@ -58,6 +58,11 @@ fn losses_and_gradients_equal_those_of_transformers() {
 }
 
 #[test]
+fn losses_of_training_equal_those_of_transformers() {
+    each(1, |_, _, model| model.assert_trains());
+}
+
+#[test]
 fn a_checkpoint_of_transformers_is_written_back_as_it_was() {
     each(1, |_, family, model| model.assert_written_back(family.writer(SavedType::F32.into()).as_ref()));
 }

@@ -1,6 +1,7 @@
 //! A reference model: results of Transformers, and the same model here.
 
 use burn::tensor::Device;
+use hydra_core::optimizer::{AdamW, Elements, MomentMut, Optimizer as _, Step};
 use hydra_core::{
     Activation, BackwardFrom, Chain, DeviceBytes, HostActivation, HostTensor, ModelWriter, ParamBufferReader,
     Pass, ShardBackward, WeightError, backward_range, forward_range, promote_layers,
@@ -151,26 +152,39 @@ impl Model {
         backward_range(layers, 0, x, from, &self.pass(&device), false)
     }
 
-    /// Asserts that the losses of gradient descent equal those of Transformers in `train.json`.
-    pub fn assert_descent(mut self) {
+    /// Asserts that the losses of AdamW's steps, and the loss after them, equal those of Transformers in `train.json`.
+    pub fn assert_trains(mut self) {
         let text = std::fs::read_to_string(self.path.join("train.json")).unwrap();
         let file: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let rate = file["lr"].as_f64().unwrap() as f32;
-        for expected in file["losses"].as_array().unwrap() {
-            let (done, expected) = (self.run(), expected.as_f64().unwrap());
-            let loss = f64::from(done.loss.expect("a loss"));
-            assert!((loss - expected).abs() < 1e-5, "{}: {loss} for {expected}", self.path.display());
+        let rule = AdamW { weight_decay: 0.0, ..AdamW::new(file["lr"].as_f64().unwrap()) };
+        let mut moments: Vec<[Vec<f32>; 2]> =
+            self.buffers.iter().map(|buffer| [(); 2].map(|()| vec![0.0; buffer.len() / 4])).collect();
+        let check = |done: &ShardBackward, expected: &serde_json::Value, path: &Path| {
+            let (loss, expected) = (f64::from(done.loss.expect("a loss")), expected.as_f64().unwrap());
+            assert!((loss - expected).abs() < 1e-5, "{}: {loss} for {expected}", path.display());
+        };
+        let losses = file["losses"].as_array().unwrap();
+        assert_eq!(losses.len(), 12);
+        for (index, expected) in losses.iter().enumerate() {
+            let done = self.run();
+            check(&done, expected, &self.path);
+            let step = Step { index, rate: rule.lr(), decays: false };
             for (layer, gradients) in self.chain.layers().iter().zip(done.layers) {
                 for (place, gradient) in layer.params.iter().zip(gradients) {
                     let range = self.chain.buffers()[place.buffer].params[place.slot].range();
                     let gradient = gradient.expect("a gradient").into_host();
                     let mut values: Vec<f32> = bytemuck::pod_collect_to_vec(&self.buffers[place.buffer][..]);
-                    let steps = values[range].iter_mut().zip(gradient.as_f32());
-                    steps.for_each(|(value, gradient)| *value -= rate * gradient);
+                    let moments = moments[place.buffer].each_mut();
+                    let mut moments = moments.map(|moment| MomentMut::from(&mut moment[range.clone()]));
+                    rule.update(
+                        &step,
+                        Elements::new(&mut values[range], gradient.as_f32(), &mut moments, None),
+                    );
                     self.buffers[place.buffer] = bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&values));
                 }
             }
         }
+        check(&self.run(), &file["evaluation"], &self.path);
     }
 
     /// Loss and gradients by Transformers' names; those of tied parameters are summed.
