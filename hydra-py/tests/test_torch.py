@@ -322,6 +322,13 @@ def test_the_trained_module_is_loaded_and_the_given_one_is_unchanged() -> None:
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
+def test_weights_of_another_type_are_refused(tmp_path: Path) -> None:
+    header = json.dumps({"0.0.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+    with pytest.raises(hydra.HydraError, match="has `0.0.weight` in BF16, expected F32 or I64"):
+        perceptron().load(tmp_path)
+
+
 def test_frozen_and_shared_parameters_and_several_tensors() -> None:
     class Twice(nn.Module):
         def __init__(self, linear: Any) -> None:

@@ -11,16 +11,17 @@ perturbed, so that a swapped or dropped bias, norm or scale shows. In each folde
   grads.safetensors                  d loss / d p of every parameter, computed in f64
   train.json                         losses before each of 12 steps of AdamW on the same batch, and after them, computed in f64
 """
-import json, os, sys
+import os, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = ""; os.environ["HF_HUB_OFFLINE"] = "1"
 import torch, transformers
 from safetensors.torch import save_file
+from steps_of_adamw import train
 from transformers import AutoModelForSequenceClassification, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 OUT = sys.argv[1] if len(sys.argv) > 1 else "hydra-models/tests/fixtures/parity"
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1); torch.use_deterministic_algorithms(True)
-PAD, VOCABULARY, STEPS, RATE = 1, 20, 12, 0.01
+PAD, VOCABULARY = 1, 20
 ENDS = dict(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=2, pad_token_id=PAD, use_cache=False)
 SIZES = dict(**ENDS, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
     head_dim=4, max_position_embeddings=16)
@@ -56,18 +57,6 @@ def ids_of(generator):
 def last_of(ids):
     """The token that Transformers reads of each sequence."""
     return (torch.arange(ids.shape[1]) * (ids != PAD)).argmax(-1)
-
-
-def train(model, loss_of):
-    """Losses before each of twelve steps of AdamW on one batch, and the loss after them."""
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-    return json.dumps({"optimizer": "AdamW", "lr": RATE, "losses": losses, "evaluation": loss_of(model).item()}, indent=1) + "\n"
 
 
 for name, (config, problem) in CASES.items():

@@ -20,13 +20,14 @@ from pathlib import Path
 import torch, transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
+from steps_of_adamw import train
 from transformers import (AutoModelForSequenceClassification as Auto, BertConfig, DistilBertConfig, ModernBertConfig,
     RobertaConfig, XLMRobertaConfig)
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "hydra-models/tests/fixtures")
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1); torch.use_deterministic_algorithms(True)
-VOCABULARY, LENGTHS, STEPS, RATE = 20, (7, 1, 4, 9, 3), 12, 0.01
+VOCABULARY, LENGTHS = 20, (7, 1, 4, 9, 3)
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2)
 BERT = dict(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, use_cache=False)
 DISTILBERT = dict(vocab_size=VOCABULARY, dim=8, hidden_dim=12, n_layers=2, n_heads=2, dropout=0.0, attention_dropout=0.0,
@@ -109,18 +110,6 @@ def make(name, config, problem):
     save_file({n: p.grad.float().contiguous() for n, p in model.named_parameters()}, out / "grads.safetensors")
     (out / "train.json").write_text(train(model, lambda model: forward(model, inputs, problem).loss))
     print(name, problem, found.loss.item())
-
-
-def train(model, loss_of):
-    """Losses before each of twelve steps of AdamW on one batch, and the loss after them."""
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of(model)
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-    return json.dumps({"optimizer": "AdamW", "lr": RATE, "losses": losses, "evaluation": loss_of(model).item()}, indent=1) + "\n"
 
 
 def adapt(name, kind, settings):

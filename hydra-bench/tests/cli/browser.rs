@@ -52,6 +52,13 @@ impl Browser {
         self.ask("url", &json!({ "url": url }));
     }
 
+    /// Opens the dashboard of a run, which is served until the result is dropped.
+    fn show(&self, dir: &Path) -> Served {
+        let served = Served::new(&[dir]);
+        self.go(&format!("http://{}/#token={}", served.address, served.token));
+        served
+    }
+
     /// Returns the value of an expression on the dashboard.
     fn value(&self, expression: &str) -> Value {
         self.ask("execute/sync", &json!({ "script": format!("return {expression}"), "args": [] }))
@@ -133,9 +140,7 @@ fn tasks_are_sorted_filtered_coloured_and_drawn_by_their_settings() {
         return eprintln!("skipped: there is no chromedriver here");
     };
     let root = tempfile::tempdir().unwrap();
-    let dir = ended(root.path());
-    let served = Served::new(&[&dir]);
-    browser.go(&format!("http://{}/#token={}", served.address, served.token));
+    let _served = browser.show(&ended(root.path()));
     let first = "document.querySelector('#tasks tbody tr')?.dataset.task";
     browser.wait_until(&format!("{first} === 'lr1e-3'"));
     let heads = "[...document.querySelectorAll('#tasks th[data-column]')].map((head) => head.dataset.column)";
@@ -190,8 +195,7 @@ fn a_run_of_twelve_tasks_is_controlled_by_clicking() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let run = long(&dir);
-    let served = Served::new(&[&dir]);
-    browser.go(&format!("http://{}/#token={}", served.address, served.token));
+    let _served = browser.show(&dir);
     let minibatches = |task: &str| {
         format!(
             "parseInt(document.querySelector('tr[data-task=\"{task}\"]').querySelector('[data-cell=\"steps\"]').innerText)"
@@ -253,8 +257,7 @@ fn models_answer_a_prompt_next_to_each_other() {
     };
     let root = tempfile::tempdir().unwrap();
     let dir = ended(root.path());
-    let served = Served::new(&[&dir]);
-    browser.go(&format!("http://{}/#token={}", served.address, served.token));
+    let _served = browser.show(&dir);
     browser.wait_until("document.getElementById('asking-section')?.hidden === false");
     let fill =
         |id: &str, text: &str| browser.value(&format!("document.getElementById('{id}').value = '{text}'"));

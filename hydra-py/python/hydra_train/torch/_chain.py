@@ -257,6 +257,8 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 continue
             first, end = tensor["data_offsets"]
             file.seek(start + first)
-            dtype = {"F32": torch.float32, "I64": torch.int64}[tensor["dtype"]]
+            dtype = {"F32": torch.float32, "I64": torch.int64}.get(tensor["dtype"])
+            if dtype is None:
+                raise HydraError(f"`{path}` has `{name}` in {tensor['dtype']}, expected F32 or I64, as a run with this chain writes it")
             values = torch.frombuffer(bytearray(file.read(end - first)), dtype=dtype) if end > first else torch.empty(0)
             yield name, values.reshape(tensor["shape"])
