@@ -74,5 +74,5 @@ pub use monitor::{Monitor, StdMonitor};
 pub use store::{
     DeviceMasters, DeviceMoment, DeviceNarrow, DeviceResidentStore, DeviceWriter, DiskStore, DramStore,
     Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, Moment, PIECE, ParamBufferId, ParamBufferKind,
-    ParamBufferView, ParamBufferWriter, Rewrite, SharedStore, SourceFile, SpillError, TierStore,
+    ParamBufferView, ParamBufferWriter, Rewrite, SharedStore, SourceFile, SpillError, TierStore, Version,
 };

@@ -521,7 +521,7 @@ mod tests {
         let store = SharedStore::new(Arc::new(DramStore::new()));
         store.join(ParamBufferId::new(TASK, 0), shared, Some(host.reserve(400, "the first").unwrap()));
         store.join(ParamBufferId::new(other, 4), shared, None);
-        store.put(shared, Masters::new(vec![3.0; 100], Vec::new()), Arc::new([])).unwrap();
+        store.put(shared, Masters::new(vec![3.0; 100], Vec::new()), Arc::new([]), None).unwrap();
         let link = Arc::new(HostCopyLink::new(DEVICE));
         let budget = Budget::new("cpu:2", ByteSize(2000));
         let manager = SpillManager::new(DEVICE, budget, Arc::new(store), link).cache_copies(true);

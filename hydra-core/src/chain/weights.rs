@@ -2,6 +2,7 @@
 
 use crate::{BufferParam, Chain, Encoding, FloatType, HostTensor, Init, Key};
 use rayon::prelude::*;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,10 +39,17 @@ pub trait WeightSource: Send + Sync {
     /// Identifies everything that the values of the buffer at `buffer` depend on, besides the names and
     /// shapes of its parameters: the files that they are read from, or the seed that they are drawn with.
     /// Tasks whose frozen buffers agree in all of this share one copy in a run. Each task's values are still
-    /// compared, and a task whose values differ fails, so a file that changes during the run is detected.
+    /// compared, and a task whose values differ fails, so a file that changes during the run is detected; only where
+    /// none of the [files](Self::files_of) has changed, nothing is read again.
     ///
     /// With the default, `None`, only tasks with the same chain object and the same seed share such buffers.
     fn origin(&self, _chain: &Chain, _buffer: usize, _seed: u64) -> Option<String> {
+        None
+    }
+
+    /// The files that the values of the buffer at `buffer` are read from; none for values that are computed from nothing but
+    /// what [`origin`](Self::origin) identifies. With the default, `None`, the values are compared for each task.
+    fn files_of(&self, _chain: &Chain, _buffer: usize) -> Option<BTreeSet<PathBuf>> {
         None
     }
 
@@ -173,6 +181,10 @@ impl WeightSource for SeededInit {
         let params = &chain.buffers()[buffer].params;
         let inits: Vec<Init> = params.iter().map(|param| param.init).collect();
         is_drawn(params).then(|| format!("seed {seed}, drawn as image {buffer}: {inits:?}"))
+    }
+
+    fn files_of(&self, _: &Chain, _: usize) -> Option<BTreeSet<PathBuf>> {
+        Some(BTreeSet::new())
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {

@@ -14,10 +14,11 @@ use crossbeam_channel::Receiver;
 use hydra_core::{BufferParam, Encoding, FileSpan, FloatType, ParamBufferLayout};
 use hydra_spill::{
     Budget, DeviceLink, Floats, Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, NarrowFloats,
-    PIECE, ParamBufferId, Reservation, SharedStore, SourceFile, SpillError, TierStore,
+    PIECE, ParamBufferId, Reservation, SharedStore, SourceFile, SpillError, TierStore, Version,
 };
 use rayon::prelude::*;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The initial parameters of a buffer.
@@ -28,6 +29,8 @@ enum Initial {
     Narrow(NarrowFloats),
     /// Values that are read in place.
     InPlace(InPlaceParams),
+    /// Values that are stored already, for another task.
+    Stored,
 }
 
 /// Initial parameters and, where they are needed, their hashes.
@@ -157,10 +160,13 @@ impl InitialWeights {
         let mut best = false;
         let mut start_hashes = self.start_hashes();
         for group in self.groups(reader.is_some()) {
-            let load = || self.load(group.clone(), reader.as_mut(), &start_hashes);
-            for (buffer, (params, hashes)) in group.clone().zip(guarded(WHAT, load)?) {
+            // Before the files are read: what changes afterwards is noticed for the next task.
+            let versions: Vec<Version> = group.clone().map(|buffer| self.version(buffer)).collect();
+            let load = || self.load(group.clone(), reader.as_mut(), &versions, &start_hashes);
+            let loaded = guarded(WHAT, load)?;
+            for ((buffer, version), (params, hashes)) in group.clone().zip(versions).zip(loaded) {
                 hashes.iter().for_each(|hashes| start_hashes.add(self.is_frozen(buffer), hashes));
-                self.store_buffer(buffer, params, hashes)?;
+                self.store_buffer(buffer, params, hashes, version)?;
                 if let Some(reader) = &mut reader {
                     best |= guarded(WHAT, || self.restore_state(reader, buffer))?;
                 }
@@ -194,12 +200,32 @@ impl InitialWeights {
         self.info.admitted.shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer))
     }
 
-    /// The initial parameters of a group of buffers: the next ones in the checkpoint, drawn ahead of time, or drawn or read
-    /// now.
+    /// The version of the files from which a shared buffer is read; `None` if it is unknown, and for other buffers.
+    fn version(&self, buffer: usize) -> Version {
+        self.info.admitted.shared[buffer]?;
+        let chain = self.info.chain();
+        let files = chain.source().files_of(chain, buffer)?.into_iter();
+        let version = |file: PathBuf| {
+            let now = file.metadata().ok()?;
+            Some((now.len(), now.modified().ok()?, file))
+        };
+        files.map(version).collect::<Option<Vec<_>>>().map(Arc::from)
+    }
+
+    /// The hashes of a shared buffer that another task has stored from this version of its files.
+    fn stored(&self, buffer: usize, version: &Version) -> Option<Hashes> {
+        let id = self.info.admitted.shared[buffer]?.id;
+        let is_same = version.is_some() && self.store.version_of_files(id)? == *version;
+        self.store.hashes(id).filter(|_| is_same)
+    }
+
+    /// The initial parameters of a group of buffers: the next ones in the checkpoint, stored already, drawn ahead of time, or
+    /// drawn or read now.
     fn load(
         &self,
         group: Range<usize>,
         reader: Option<&mut Reader>,
+        versions: &[Version],
         start_hashes: &StartHashes,
     ) -> Result<Vec<Loaded>, EngineError> {
         let is_hashed = |buffer: usize| self.is_hashed(buffer, start_hashes);
@@ -207,10 +233,13 @@ impl InitialWeights {
             Some(reader) => {
                 group.map(|buffer| self.load_buffer(buffer, Some(&mut *reader), is_hashed(buffer))).collect()
             }
-            None => group
-                .into_par_iter()
-                .map(|buffer| self.load_buffer(buffer, None, is_hashed(buffer)))
-                .collect(),
+            None => {
+                let load = |(buffer, version)| match self.stored(buffer, version) {
+                    Some(hashes) => Ok((Initial::Stored, Some(hashes))),
+                    None => self.load_buffer(buffer, None, is_hashed(buffer)),
+                };
+                group.into_par_iter().zip(versions).map(load).collect()
+            }
         }
     }
 
@@ -351,9 +380,10 @@ impl InitialWeights {
         buffer: usize,
         params: Initial,
         hashes: Option<Hashes>,
+        version: Version,
     ) -> Result<(), EngineError> {
         if let Some((shared, hashes)) = self.info.admitted.shared[buffer].zip(hashes) {
-            return self.share(shared, buffer, params, hashes);
+            return self.share((shared, version), buffer, params, hashes);
         }
         let reservation = self.reserved(buffer)?;
         self.insert(buffer, params, reservation)
@@ -407,13 +437,13 @@ impl InitialWeights {
     /// Stores a shared buffer, or checks that the stored values are equal.
     fn share(
         &self,
-        shared: SharedBuffer,
+        (shared, version): (SharedBuffer, Version),
         buffer: usize,
         params: Initial,
         hashes: Hashes,
     ) -> Result<(), EngineError> {
         let Some(there) = self.store.hashes(shared.id) else {
-            return Ok(self.store.put(shared.id, self.masters(buffer, params)?, hashes)?);
+            return Ok(self.store.put(shared.id, self.masters(buffer, params)?, hashes, version)?);
         };
         let chain = self.info.chain();
         let params = chain.buffers()[buffer].params.iter().zip(there.iter().zip(hashes.iter()));
@@ -481,6 +511,9 @@ impl InitialWeights {
             Initial::Narrow(narrow) => return Ok(Masters::frozen(narrow)),
             Initial::InPlace(files) => return Ok(Masters::in_place(Arc::new(files))),
             Initial::Wide(params) => params,
+            Initial::Stored => {
+                return Err(SpillError::BufferMissing { buffer: ParamBufferId::new(info.id, buffer) }.into());
+            }
         };
         let in_tier = |values| self.in_tier(buffer, values);
         let masters = match layout.float {

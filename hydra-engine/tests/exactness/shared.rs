@@ -17,6 +17,9 @@ use hydra_engine::{
 use hydra_models::mlp::Dense;
 use hydra_spill::{DeviceLink, Direction, LinkError};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -31,11 +34,15 @@ struct File {
     name: Option<&'static str>,
     reads: Arc<AtomicUsize>,
     stays: usize,
+    /// The file on the disk, if the source names it.
+    path: Option<PathBuf>,
+    /// Whether the file changes after each read.
+    is_written: bool,
 }
 
 impl File {
     fn called(name: &'static str) -> Self {
-        Self { name: Some(name), reads: Arc::default(), stays: usize::MAX }
+        Self { name: Some(name), reads: Arc::default(), stays: usize::MAX, path: None, is_written: false }
     }
 
     /// A file without an identity.
@@ -51,7 +58,14 @@ impl WeightSource for File {
         if buffer == 2 && self.reads.fetch_add(1, Relaxed) >= self.stays {
             out[chain.buffers()[2].params[1].range()].fill(0.5);
         }
+        if let Some(path) = self.path.as_ref().filter(|_| self.is_written && buffer == 2) {
+            fs::write(path, vec![0; self.reads.load(Relaxed)]).expect("a file");
+        }
         Ok(())
+    }
+
+    fn files_of(&self, _: &Chain, _: usize) -> Option<BTreeSet<PathBuf>> {
+        Some(BTreeSet::from([self.path.clone()?]))
     }
 
     fn origin(&self, _: &Chain, _: usize, _: u64) -> Option<String> {
@@ -319,6 +333,24 @@ fn what_is_shared_can_live_on_the_disk() {
         check(&run_in(host, &together).run().expect("a run"));
     }
     check(&run_in(most + base, &apart).run().expect("a run"));
+}
+
+#[test]
+fn a_base_whose_files_stay_the_same_is_read_once() {
+    let dir = TempDir::new().expect("a directory");
+    let path = dir.path().join("base");
+    fs::write(&path, "0").expect("a file");
+    let reads = |path: Option<&PathBuf>, is_written: bool| {
+        let file = File { path: path.cloned(), is_written, ..File::called("base") };
+        let chains = vec![chain(file.clone()); TASKS];
+        let admitted = submitted(cut().orchestrator(), &cut(), &chains).admit().expect("it fits");
+        let before = file.reads.load(Relaxed);
+        check(&admitted.start().expect("a run"));
+        file.reads.load(Relaxed) - before
+    };
+    assert_eq!([reads(Some(&path), false), reads(Some(&path), true), reads(None, false)], [1, TASKS, TASKS]);
+    let gone = dir.path().join("gone");
+    assert_eq!(reads(Some(&gone), false), TASKS, "a file that cannot be examined");
 }
 
 #[test]

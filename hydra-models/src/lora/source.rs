@@ -7,6 +7,8 @@ use crate::weights::ParamSource;
 use hydra_core::{
     BufferParam, Chain, Encoding, FileSpan, FloatType, PartReader, SeededInit, WeightError, WeightSource,
 };
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Initial weights of a frozen model and of its adapters, each from files if given, else from the task's seed (`A` as
@@ -115,6 +117,15 @@ impl WeightSource for AdapterSource {
             Some(adapter) => format!("{origin} and {}", adapter.file().display()),
             None => origin,
         })
+    }
+
+    fn files_of(&self, chain: &Chain, buffer: usize) -> Option<BTreeSet<PathBuf>> {
+        let mut files = match &self.base {
+            Some(base) => base.files_of(chain, buffer)?,
+            None => BTreeSet::new(),
+        };
+        files.extend(self.adapter.as_ref().map(|adapter| adapter.file().to_owned()));
+        Some(files)
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {

@@ -214,6 +214,14 @@ macro_rules! weight_source {
                 self.weights.origin(chain, buffer, seed)
             }
 
+            fn files_of(
+                &self,
+                chain: &hydra_core::Chain,
+                buffer: usize,
+            ) -> Option<std::collections::BTreeSet<std::path::PathBuf>> {
+                self.weights.files_of(chain, buffer)
+            }
+
             fn float_type(&self, chain: &hydra_core::Chain, buffer: usize) -> hydra_core::FloatType {
                 self.weights.float_type(chain, buffer)
             }
@@ -297,6 +305,11 @@ impl WeightSource for Directory {
                 Some(format!("{files} but for {}: {}", first.name, SeededInit.origin(chain, buffer, seed)?))
             }
         }
+    }
+
+    fn files_of(&self, chain: &Chain, buffer: usize) -> Option<BTreeSet<PathBuf>> {
+        let stored = chain.buffers()[buffer].params.iter().filter(|param| !self.draws(param));
+        stored.map(|param| Some(self.tensors.get(&self.name(param))?.file.path.clone())).collect()
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {

@@ -10,7 +10,7 @@ use hydra_core::{
 };
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Writes a trained chain to a file [`WEIGHTS`] in a directory, with a tensor for each parameter under its full name.
@@ -155,6 +155,10 @@ impl WeightSource for SafetensorsSource {
             true => Some(format!("{file} but for {fresh:?}: {}", SeededInit.origin(chain, buffer, seed)?)),
             false => Some(file.to_string()),
         }
+    }
+
+    fn files_of(&self, _: &Chain, _: usize) -> Option<BTreeSet<PathBuf>> {
+        Some(BTreeSet::from([self.file.path.clone()]))
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {

@@ -8,10 +8,16 @@ use crate::{DeviceWriter, Masters, ParamBufferId, ParamBufferView, ParamBufferWr
 use hydra_core::{DeviceBytes, with_causes};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 /// The SHA-256 of each parameter of a buffer, for comparing the values of tasks.
 pub type Hashes = Arc<[[u8; 32]]>;
+
+/// The version of the files from which a buffer was read: the size and the time of the last change of each. It is empty for
+/// values that were not read, and `None` if it is unknown.
+pub type Version = Option<Arc<[(u64, SystemTime, PathBuf)]>>;
 
 /// A store in which buffers can have several ids, over the stores that keep them.
 ///
@@ -38,7 +44,7 @@ struct Shared {
 enum Content {
     /// It is not present yet; its reservation, unless it is being inserted now.
     Awaited(Option<Reservation>),
-    There(Hashes),
+    There(Hashes, Version),
     Lost {
         problem: String,
     },
@@ -74,20 +80,34 @@ impl SharedStore {
     /// The hashes of a shared buffer, if it is present.
     pub fn hashes(&self, shared: ParamBufferId) -> Option<Hashes> {
         match &self.lock().shared.get(&shared)?.content {
-            Content::There(hashes) => Some(hashes.clone()),
+            Content::There(hashes, _) => Some(hashes.clone()),
             _ => None,
         }
     }
 
-    /// Inserts a shared buffer, with the reservation of its first id.
+    /// The version of the files from which a shared buffer was read, if it is present.
+    pub fn version_of_files(&self, shared: ParamBufferId) -> Option<Version> {
+        match &self.lock().shared.get(&shared)?.content {
+            Content::There(_, version) => Some(version.clone()),
+            _ => None,
+        }
+    }
+
+    /// Inserts a shared buffer, with the reservation of its first id. Its values were read from this version of their files.
     ///
     /// # Errors
     /// Those of [`insert`](TierStore::insert), after which it is lost; [`SpillError::BufferMissing`] if it
     /// has no id, and [`SpillError::BufferExists`].
-    pub fn put(&self, shared: ParamBufferId, masters: Masters, hashes: Hashes) -> Result<(), SpillError> {
+    pub fn put(
+        &self,
+        shared: ParamBufferId,
+        masters: Masters,
+        hashes: Hashes,
+        version: Version,
+    ) -> Result<(), SpillError> {
         let reservation = match self.lock().shared.get_mut(&shared).map(|shared| &mut shared.content) {
             Some(Content::Awaited(reservation)) => reservation.take(),
-            Some(Content::There(_)) => return Err(SpillError::BufferExists { buffer: shared }),
+            Some(Content::There(..)) => return Err(SpillError::BufferExists { buffer: shared }),
             Some(Content::Lost { problem }) => {
                 return Err(SpillError::BufferLost { buffer: shared, problem: problem.clone() });
             }
@@ -97,7 +117,7 @@ impl SharedStore {
         let inserted = self.below.insert(shared, masters, reservation);
         if let Some(of) = self.lock().shared.get_mut(&shared) {
             of.content = match &inserted {
-                Ok(()) => Content::There(hashes),
+                Ok(()) => Content::There(hashes, version),
                 Err(error) => Content::Lost { problem: with_causes(error) },
             };
         }
@@ -260,9 +280,9 @@ mod tests {
         let store = with_two_names(&budget);
         assert!(store.has_names(SHARED) && store.hashes(SHARED).is_none());
         assert!(matches!(store.read(ID), Err(SpillError::BufferMissing { .. })), "it is not inserted yet");
-        store.put(SHARED, masters(), hashes(1)).unwrap();
+        store.put(SHARED, masters(), hashes(1), None).unwrap();
         assert_eq!((store.hashes(SHARED), budget.used()), (Some(hashes(1)), masters().len_bytes()));
-        let again = store.put(SHARED, masters(), hashes(1));
+        let again = store.put(SHARED, masters(), hashes(1), None);
         assert!(matches!(again, Err(SpillError::BufferExists { .. })));
         let [one, other] = [ID, OTHER].map(|name| store.read(name).unwrap());
         assert_eq!((one.bytes.as_ptr(), one.version), (other.bytes.as_ptr(), other.version));
@@ -274,7 +294,7 @@ mod tests {
     fn the_last_name_takes_the_bytes_with_it() {
         let budget = budget();
         let store = with_two_names(&budget);
-        store.put(SHARED, masters(), hashes(1)).unwrap();
+        store.put(SHARED, masters(), hashes(1), None).unwrap();
         let view = store.read(OTHER).unwrap();
         store.discard(ID).unwrap();
         assert!(
@@ -289,8 +309,11 @@ mod tests {
         // It can be inserted again.
         let reservation = budget.reserve(masters().len_bytes(), "the next").unwrap();
         store.join(OTHER, SHARED, Some(reservation));
-        store.put(SHARED, masters(), hashes(2)).unwrap();
-        assert_eq!(store.hashes(SHARED), Some(hashes(2)));
+        let version: Version =
+            Some(Arc::new([(7, SystemTime::UNIX_EPOCH, PathBuf::from("base.safetensors"))]));
+        assert_eq!(store.version_of_files(SHARED), None);
+        store.put(SHARED, masters(), hashes(2), version.clone()).unwrap();
+        assert_eq!((store.hashes(SHARED), store.version_of_files(SHARED)), (Some(hashes(2)), Some(version)));
     }
 
     #[test]
@@ -299,7 +322,7 @@ mod tests {
         let store = with_two_names(&budget);
         [OTHER, ID].into_iter().for_each(|name| store.discard(name).unwrap());
         assert_eq!((store.has_names(SHARED), budget.used()), (false, 0));
-        let homeless = store.put(SHARED, masters(), hashes(1));
+        let homeless = store.put(SHARED, masters(), hashes(1), None);
         assert!(matches!(homeless, Err(SpillError::BufferMissing { buffer: SHARED })));
     }
 
@@ -307,7 +330,7 @@ mod tests {
     fn nobody_writes_what_others_read() {
         let budget = budget();
         let store = with_two_names(&budget);
-        store.put(SHARED, masters(), hashes(1)).unwrap();
+        store.put(SHARED, masters(), hashes(1), None).unwrap();
         let refused = |result: Result<(), SpillError>| {
             assert!(matches!(result, Err(SpillError::BufferShared { buffer: ID })), "{result:?}");
         };
@@ -322,9 +345,9 @@ mod tests {
         let budget = budget();
         let store = store();
         store.join(ID, SHARED, Some(budget.reserve(1, "too little").unwrap()));
-        let small = store.put(SHARED, masters(), hashes(1));
+        let small = store.put(SHARED, masters(), hashes(1), None);
         assert!(matches!(small, Err(SpillError::ReservationTooSmall { .. })));
-        let lost = store.put(SHARED, masters(), hashes(1)).unwrap_err().to_string();
+        let lost = store.put(SHARED, masters(), hashes(1), None).unwrap_err().to_string();
         assert!(lost.contains("was lost"), "{lost}");
     }
 }
