@@ -6,13 +6,15 @@
 
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{TaskStep, clip_factor, global_norm, sum_of_squares};
+use crate::protocol::{Sums, statistic_of_targets};
 use crate::weights::{WeightHash, initial_buffer};
 use burn::tensor::Device;
 use hydra_core::optimizer::dynamic8::BLOCK;
 use hydra_core::optimizer::{Elements, MomentLayout, MomentMut};
 use hydra_core::{
     Activation, AnyTensor, Batch, Chain, Dataset, DeviceBytes, Encoding, FloatType, HostTensor, Layer,
-    Length, ParamBufferLayout, Pass, Sampler, TrainSpec, gather, loss_value, nf4,
+    Length, Measured, ParamBufferLayout, Pass, Sampler, Statistic, TrainSpec, forward_range, gather,
+    loss_value, nf4,
 };
 
 /// The results of the plain loop.
@@ -150,19 +152,38 @@ impl<'a> Model<'a> {
         };
         let mut total: Vec<Vec<f32>> = self.buffers.iter().enumerate().map(zeros).collect();
         let mut loss = 0.0;
+        let statistic = self.statistic(&batches)?;
         for (index, batch) in batches.iter().enumerate() {
             let weight = batch.loss_targets as f64 / loss_targets as f64;
             let key = Pass::key_of(self.spec.seed, step, index);
             // The engine may skip a part of a batch that this loop computes.
-            let pass = Pass::train(key, batch.targets.to_device(&self.device)).worst_case();
-            let (value, uses) = backward(&self.layers(), batch.inputs.to_device(&self.device), &pass, weight);
+            let targets = batch.targets.to_device(&self.device);
+            let pass = Pass::train(key, targets).with_statistic(statistic).worst_case();
+            let (value, uses) =
+                backward(&self.layers(true), batch.inputs.to_device(&self.device), &pass, weight);
             loss += weight * f64::from(value);
             self.add(&mut total, uses, index == 0);
         }
         Ok((loss, total))
     }
 
-    fn layers(&self) -> Vec<Box<dyn Layer>> {
+    /// The objective's statistic of a minibatch of several microbatches.
+    fn statistic(&self, batches: &[Batch]) -> Result<Option<f64>, EngineError> {
+        if self.chain.objective().statistic() != Statistic::OfOutputs || batches.len() < 2 {
+            return statistic_of_targets(self.chain, batches);
+        }
+        let mut sums = Sums::default();
+        for batch in batches {
+            let pass = Pass::evaluate(batch.targets.to_device(&self.device));
+            let inputs = batch.inputs.to_device(&self.device);
+            let outputs = forward_range(&self.layers(false), 0, inputs, &pass);
+            sums.add(&Measured::from_output(outputs), batch.loss_targets)?;
+        }
+        sums.statistic(self.chain).map(Some)
+    }
+
+    /// The layers on the device; the graph records their trained parameters if it `tracks` them.
+    fn layers(&self, tracks: bool) -> Vec<Box<dyn Layer>> {
         let buffer = |i: usize| {
             let (layout, values) = (&self.chain.buffers()[i], &self.buffers[i]);
             if layout.encoding == Encoding::Nf4 {
@@ -174,7 +195,8 @@ impl<'a> Model<'a> {
             DeviceBytes::from(masters.in_type(self.chain.float_type()).bytes)
         };
         let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
-            let trained: Vec<bool> = self.chain.trained_params(index).collect();
+            let trained: Vec<bool> =
+                self.chain.trained_params(index).map(|trained| trained && tracks).collect();
             layer.layer().promote(&self.chain.layer_params(index, &buffer), &self.device, &trained)
         };
         self.chain.layers().iter().enumerate().map(layer).collect()

@@ -4,7 +4,9 @@ use crate::checkpoint::Checkpoint;
 use crate::error::EngineError;
 use crate::protocol::StopFlag;
 use crate::stages::{Cursor, MicrobatchGroup, Program, RoundBatches};
-use hydra_core::{Chain, CoreError, Dataset, Metric, ModelWriter, ParamBufferLayout, Rounds, TrainSpec};
+use hydra_core::{
+    Chain, CoreError, Dataset, Metric, ModelWriter, ParamBufferLayout, Rounds, Statistic, TrainSpec,
+};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -99,6 +101,7 @@ impl TrainTask {
             epoch: items.div_ceil(spec.batch).max(1),
             microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
             last_microbatches: spec.accumulate.clamp(1, last.max(1)),
+            reads_statistic: self.chain.objective().statistic() == Statistic::OfOutputs,
             microbatch_group,
             replicas: 1,
             validation: batches(&self.validation),

@@ -25,7 +25,7 @@ pub use compute::*;
 pub use foreign::{ForeignBackward, foreign};
 pub use initializer::OwnInit;
 pub use layer::{CostKey, Declared, Forward, Init, Layer, ParamInfo};
-pub use objective::{Measures, Metric, Objective, last_layer};
+pub use objective::{Measures, Metric, Objective, Statistic, last_layer};
 pub use pass::{DropoutMask, Mode, Pass, Site};
 pub use state::{State, StateRule};
 pub use vjp::vector_jacobian;

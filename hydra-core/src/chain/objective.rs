@@ -2,7 +2,7 @@
 
 use super::initializer::OwnInit;
 use super::layer::{CostKey, Declared, Init, Layer, ParamInfo};
-use crate::{Activation, AnyTensor, DeviceTensor, Pass};
+use crate::{Activation, AnyTensor, DeviceTensor, HostActivation, Pass};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
@@ -40,6 +40,24 @@ pub trait Objective: Debug + Send + Sync {
         sums.iter().map(|sum| sum / loss_targets.max(1) as f64).collect()
     }
 
+    /// Returns what the loss of a microbatch reads of its whole minibatch; nothing by default.
+    ///
+    /// A minibatch of several microbatches has one such number, [`statistic_of`](Self::statistic_of) the sums of all of
+    /// them. It is known before the first of them is trained: [`Pass::statistic`] in [`loss`](Self::loss).
+    fn statistic(&self) -> Statistic {
+        Statistic::Nothing
+    }
+
+    /// What a batch contributes to a statistic [of targets](Statistic::OfTargets).
+    fn measure_targets(&self, _targets: &HostActivation) -> Vec<f64> {
+        Vec::new()
+    }
+
+    /// The statistic of a minibatch with these sums over its microbatches, added in their order.
+    fn statistic_of(&self, _sums: &[f64], _loss_targets: u64) -> f64 {
+        0.0
+    }
+
     /// Returns whether evaluations also return the rows of their items, for predictions. The default is false.
     fn keeps_rows(&self) -> bool {
         false
@@ -50,6 +68,19 @@ pub trait Objective: Debug + Send + Sync {
     fn is_language_model(&self) -> bool {
         false
     }
+}
+
+/// What the loss of a microbatch reads of its whole minibatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Statistic {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// A number that follows from the targets ([`Objective::measure_targets`]), such as a number of tokens.
+    OfTargets,
+    /// A number that follows from the outputs ([`Objective::measure`]). All microbatches of the minibatch are evaluated with
+    /// the current parameters, without dropout, before the first of them is trained.
+    OfOutputs,
 }
 
 /// A metric of an evaluation.

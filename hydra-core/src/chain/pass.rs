@@ -23,17 +23,18 @@ pub struct Pass {
     targets: Activation,
     worst_case: bool,
     by_row: bool,
+    statistic: Option<f64>,
 }
 
 impl Pass {
     /// Returns a training pass. `key` is that of (task seed, step, microbatch).
     pub fn train(key: Key, targets: Activation) -> Self {
-        Self { mode: Mode::Train, key, targets, worst_case: false, by_row: false }
+        Self { mode: Mode::Train, key, targets, worst_case: false, by_row: false, statistic: None }
     }
 
     /// Returns an evaluation pass.
     pub fn evaluate(targets: Activation) -> Self {
-        Self { mode: Mode::Evaluate, key: Key::new(0), targets, worst_case: false, by_row: false }
+        Self { mode: Mode::Evaluate, ..Self::train(Key::new(0), targets) }
     }
 
     /// Returns the key of a training pass: a function of the task's seed, the step and the microbatch.
@@ -65,6 +66,17 @@ impl Pass {
     /// Returns whether the bits of a row must not depend on the other rows; see [`by_row`](Self::by_row).
     pub fn is_by_row(&self) -> bool {
         self.by_row
+    }
+
+    /// Returns this pass with the [statistic](crate::Objective::statistic) of its minibatch.
+    pub fn with_statistic(self, statistic: Option<f64>) -> Self {
+        Self { statistic, ..self }
+    }
+
+    /// The objective's [statistic](crate::Objective::statistic) of the minibatch; `None` if the pass holds the whole
+    /// minibatch, and in evaluations.
+    pub fn statistic(&self) -> Option<f64> {
+        self.statistic
     }
 
     /// Returns this pass for the layer at `index` of the chain.

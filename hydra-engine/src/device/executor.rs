@@ -23,6 +23,8 @@ pub(crate) struct ShardWork {
     pub input_gradients: bool,
     /// The microbatch's share of the minibatch's loss targets.
     pub weight: f64,
+    /// The objective's statistic of the minibatch, in training.
+    pub statistic: Option<f64>,
     /// The key of a training pass.
     pub key: Key,
     /// The minibatch, for messages.
@@ -95,7 +97,9 @@ fn computed(device: &LogicalDevice, chain: &Chain, work: &ShardWork, promoted: &
     let targets = Activation::from_device_tensors(&inputs.targets, &autodiff);
     let pass = match work.kind {
         ShardTaskKind::Evaluate => Pass::evaluate(targets),
-        ShardTaskKind::Forward | ShardTaskKind::Backward => Pass::train(work.key, targets),
+        ShardTaskKind::Forward | ShardTaskKind::Backward => {
+            Pass::train(work.key, targets).with_statistic(work.statistic)
+        }
     };
     let x = Activation::from_device_tensors(inputs.activation.as_deref().unwrap_or_default(), &autodiff);
     if track {

@@ -1,7 +1,7 @@
 //! The evaluation of a chain on a dataset: the means of its loss and its metrics over all loss targets.
 
 use crate::error::{EngineError, guarded};
-use hydra_core::{Chain, Measured, Metric, TrainSpec};
+use hydra_core::{Batch, Chain, Measured, Metric, Statistic, TrainSpec};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -65,6 +65,28 @@ pub(crate) struct Sums {
     rows: Vec<f32>,
 }
 
+/// The statistic of the chain's objective that follows from the targets of a minibatch of several microbatches; `None`
+/// if there is none.
+///
+/// # Errors
+/// An objective that panics.
+pub(crate) fn statistic_of_targets(chain: &Chain, batches: &[Batch]) -> Result<Option<f64>, EngineError> {
+    let objective = chain.objective();
+    if objective.statistic() != Statistic::OfTargets || batches.len() < 2 {
+        return Ok(None);
+    }
+    guarded("the statistic of the objective", || {
+        let mut sums = Vec::new();
+        for batch in batches {
+            let of_batch = objective.measure_targets(&batch.targets);
+            sums.resize(of_batch.len(), 0.0);
+            sums.iter_mut().zip(of_batch).for_each(|(sum, of_batch)| *sum += of_batch);
+        }
+        let loss_targets = batches.iter().map(|batch| batch.loss_targets as u64).sum();
+        Ok(Some(objective.statistic_of(&sums, loss_targets)))
+    })
+}
+
 impl Sums {
     /// Adds a batch with `loss_targets` loss targets.
     ///
@@ -90,6 +112,16 @@ impl Sums {
         self.sums.resize(batch.sums.len(), 0.0);
         self.sums.iter_mut().zip(&batch.sums).for_each(|(sum, of_batch)| *sum += of_batch);
         self.rows.extend_from_slice(&batch.rows);
+    }
+
+    /// The statistic of the chain's objective, if these are the sums of a minibatch.
+    ///
+    /// # Errors
+    /// An objective that panics.
+    pub(crate) fn statistic(&self, chain: &Chain) -> Result<f64, EngineError> {
+        guarded("the statistic of the objective", || {
+            Ok(chain.objective().statistic_of(&self.sums, self.loss_targets))
+        })
     }
 
     /// The mean loss, and the metrics of the chain's objective, for a task of this spec.

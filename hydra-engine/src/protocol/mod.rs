@@ -14,7 +14,7 @@ mod stop;
 pub(crate) use batches::{Loaded, Reading};
 pub(crate) use clock::{Clock, Time};
 pub use evaluation::Evaluation;
-pub(crate) use evaluation::{SavedEvaluation, Sums};
+pub(crate) use evaluation::{SavedEvaluation, Sums, statistic_of_targets};
 pub(crate) use event::{Event, LoadedWeights, Reporter, Ticket, Written};
 pub(crate) use host_headroom::{HeadroomAhead, HostHeadroom};
 pub(crate) use payload::{Computed, Gradient, Inputs, LayerGradients, Made, Output, kept_bytes};

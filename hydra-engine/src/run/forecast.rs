@@ -464,8 +464,19 @@ fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
     let (steps, validation) = (program.steps as u64, program.validation as u64);
     let during = program.evaluations.before(program.steps).map(|after| (after as u64, validation));
     let all = std::iter::once((0, initial)).chain(during).chain([(steps, validation + program.test as u64)]);
-    let some = all.filter(|(_, microbatch_passes)| *microbatch_passes > 0);
-    some.map(|(after, microbatch_passes)| EvaluationCost { after, microbatch_passes }).collect()
+    let measured = (0..program.steps).filter(|_| program.reads_statistic);
+    let measured = measured.map(|step| (step as u64, program.measured_of(step) as u64));
+    let mut all: Vec<(u64, u64)> = all.chain(measured).collect();
+    all.sort_by_key(|(after, _)| *after);
+    let mut evaluations: Vec<EvaluationCost> = Vec::new();
+    for (after, microbatch_passes) in all {
+        match evaluations.last_mut().filter(|of| of.after == after) {
+            Some(of) => of.microbatch_passes += microbatch_passes,
+            None if microbatch_passes > 0 => evaluations.push(EvaluationCost { after, microbatch_passes }),
+            None => {}
+        }
+    }
+    evaluations
 }
 
 /// The seconds of the host optimizer per minibatch: all steps of buffers that are not resident on the device, and the
@@ -577,6 +588,7 @@ mod tests {
             epoch: 5,
             microbatches: 1,
             last_microbatches: 1,
+            reads_statistic: false,
             microbatch_group: crate::stages::MicrobatchGroup::ONE,
             validation: 3,
             test: 2,
@@ -593,26 +605,28 @@ mod tests {
         let every = [None, Some(2), Some(5), Some(9)].map(|every| Evaluations::new(every, Vec::new()));
         let at = [(None, vec![1, 4]), (Some(2), vec![3, 4]), (None, vec![9])];
         for given in every.into_iter().chain(at.map(|(every, at)| Evaluations::new(every, at))) {
-            let program = program(given.clone());
-            let mut cursor = crate::stages::Cursor::new(program.clone());
-            let mut made: Vec<EvaluationCost> = Vec::new();
-            loop {
-                if let Some(task) = cursor.peek() {
-                    if task.kind == hydra_sched::ShardTaskKind::Evaluate && task.shard == 1 {
-                        let after = task.step as u64;
-                        match made.last_mut().filter(|of| of.after == after) {
-                            Some(of) => of.microbatch_passes += 1,
-                            None => made.push(EvaluationCost { after, microbatch_passes: 1 }),
+            let measured = Program { reads_statistic: true, microbatches: 3, ..program(given.clone()) };
+            for program in [program(given.clone()), measured] {
+                let mut cursor = crate::stages::Cursor::new(program.clone());
+                let mut made: Vec<EvaluationCost> = Vec::new();
+                loop {
+                    if let Some(task) = cursor.peek() {
+                        if task.kind == hydra_sched::ShardTaskKind::Evaluate && task.shard == 1 {
+                            let after = task.step as u64;
+                            match made.last_mut().filter(|of| of.after == after) {
+                                Some(of) => of.microbatch_passes += 1,
+                                None => made.push(EvaluationCost { after, microbatch_passes: 1 }),
+                            }
                         }
+                        cursor.advance(0);
+                    } else if cursor.stage() == crate::stages::Stage::Restore {
+                        cursor.waited(false);
+                    } else {
+                        break;
                     }
-                    cursor.advance(0);
-                } else if cursor.stage() == crate::stages::Stage::Restore {
-                    cursor.waited(false);
-                } else {
-                    break;
                 }
+                assert_eq!(evaluations(&program, 3), made, "{given:?}");
             }
-            assert_eq!(evaluations(&program, 3), made, "{given:?}");
         }
     }
 

@@ -87,7 +87,7 @@ impl Cursor {
                 cursor.evaluated = batch;
                 cursor.enter(Stage::Evaluate { kind, batch: 0, rounds: true });
             }
-            stage => cursor.enter(stage),
+            stage => cursor.go_to(step, stage),
         }
         cursor
     }
@@ -100,7 +100,10 @@ impl Cursor {
     /// Moves to the start of a minibatch or evaluation batch, or to another stage.
     pub(crate) fn go_to(&mut self, step: usize, stage: Stage) {
         self.step = step;
-        self.enter(stage);
+        self.enter(match stage {
+            Stage::Measure { .. } | Stage::Train { .. } => self.program.minibatch_start(step),
+            stage => stage,
+        });
     }
 
     pub(crate) fn program(&self) -> &Program {
@@ -121,6 +124,7 @@ impl Cursor {
             Stage::Evaluate { kind, .. } | Stage::Round { kind } => {
                 Stage::Evaluate { kind, batch: self.evaluated, rounds: false }
             }
+            Stage::Measure { .. } => Stage::Train { microbatch: 0 },
             stage => stage,
         }
     }
@@ -213,6 +217,7 @@ impl Cursor {
     fn next_of(&self, begun: &GroupProgress) -> ShardTask {
         let ((kind, shard), microbatch_pass) = (begun.position, begun.microbatch_pass);
         let stage = match self.stage {
+            Stage::Measure { .. } => Stage::Measure { microbatch: microbatch_pass },
             Stage::Train { .. } => Stage::Train { microbatch: microbatch_pass },
             Stage::Evaluate { kind, rounds, .. } => Stage::Evaluate { kind, batch: microbatch_pass, rounds },
             waiting => waiting,
@@ -227,7 +232,8 @@ impl Cursor {
 
     /// Returns true if the next shard task is the first of a minibatch.
     pub(crate) fn at_minibatch_start(&self) -> bool {
-        self.stage == (Stage::Train { microbatch: 0 }) && self.is_between_groups()
+        let trains = matches!(self.stage, Stage::Measure { .. } | Stage::Train { .. });
+        trains && self.stage == self.program.minibatch_start(self.step) && self.is_between_groups()
     }
 
     /// The microbatches (or evaluation batches) of a replica's microbatch group, or of the next one if the replica
@@ -246,7 +252,7 @@ impl Cursor {
     fn next_group(&self) -> Option<GroupProgress> {
         let (p, start) = (&self.program, self.stage.microbatch_pass());
         let (most, usual, of) = match self.stage {
-            Stage::Train { .. } => {
+            Stage::Measure { .. } | Stage::Train { .. } => {
                 (p.microbatch_group.microbatches, p.microbatches, p.microbatches_of(self.step))
             }
             Stage::Evaluate { rounds: true, .. } => {
@@ -286,7 +292,9 @@ impl Cursor {
     fn begin_group(&mut self) -> Option<GroupProgress> {
         let begun = self.next_group()?;
         match &mut self.stage {
-            Stage::Train { microbatch: microbatch_pass } | Stage::Evaluate { batch: microbatch_pass, .. } => {
+            Stage::Measure { microbatch: microbatch_pass }
+            | Stage::Train { microbatch: microbatch_pass }
+            | Stage::Evaluate { batch: microbatch_pass, .. } => {
                 *microbatch_pass = begun.microbatch_passes.end
             }
             Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => {}
@@ -366,13 +374,23 @@ impl Cursor {
             p.validation + if p.validation > 0 { in_rounds(EvaluationKind::Validation) } else { 0 };
         let at_the_end = if p.evaluations.is_empty() { validation } else { 0 };
         let final_evaluations = (at_the_end + p.test) as u64;
-        let periodic = |step: usize| (p.evaluations.left(step, p.steps) * validation) as u64;
+        // Evaluations during training, and those of minibatches from `from` on.
+        let during = |step: usize, from: usize| {
+            let measured = if p.reads_statistic && p.microbatches > 1 { later(from) } else { 0 };
+            (p.evaluations.left(step, p.steps) * validation) as u64 + measured
+        };
         match self.stage {
-            Stage::Train { .. } => with(later(self.step + 1) + here, final_evaluations + periodic(self.step)),
+            Stage::Measure { .. } => {
+                with(later(self.step), here + final_evaluations + during(self.step, self.step + 1))
+            }
+            Stage::Train { .. } => {
+                let evaluations = final_evaluations + during(self.step, self.step + 1);
+                with(later(self.step + 1) + here, evaluations)
+            }
             Stage::Evaluate { kind, .. } | Stage::Round { kind } => {
                 let after = match kind {
                     EvaluationKind::Initial | EvaluationKind::Periodic => {
-                        final_evaluations + periodic(self.step)
+                        final_evaluations + during(self.step, self.step)
                     }
                     EvaluationKind::Validation => p.test as u64,
                     EvaluationKind::Test => 0,
@@ -381,7 +399,7 @@ impl Cursor {
             }
             // Other tasks may evaluate the remaining batches.
             Stage::Shared => {
-                let evaluations = final_evaluations + periodic(self.step);
+                let evaluations = final_evaluations + during(self.step, self.step);
                 WorkLeft { microbatch_passes: later(self.step), evaluations, ..WorkLeft::default() }
             }
             Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
@@ -394,7 +412,10 @@ impl Cursor {
     /// read again.
     pub(crate) fn until_read_s(&self, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
         let start = match self.stage {
-            Stage::Shared => Some(ShardTaskKind::training_start(self.program.shards)),
+            Stage::Shared if self.program.measured_of(self.step) == 0 => {
+                Some(ShardTaskKind::training_start(self.program.shards))
+            }
+            Stage::Shared => Some(ShardTaskKind::evaluation_start()),
             Stage::Round { .. } => Some(ShardTaskKind::evaluation_start()),
             _ => None,
         };
@@ -426,17 +447,20 @@ impl Cursor {
     fn after_groups(&self, end: usize, trained: bool) -> Option<ShardTaskKind> {
         let p = &self.program;
         let (trains, evaluates) = (Some(ShardTaskKind::Forward), Some(ShardTaskKind::Evaluate));
+        let starts = |step: usize| if p.measured_of(step) > 0 { evaluates } else { trains };
         match self.stage {
+            Stage::Measure { .. } if end < self.until => evaluates,
+            Stage::Measure { .. } => trains,
             Stage::Train { .. } if end < self.until => trains,
             Stage::Train { .. } if trained => None,
             Stage::Train { .. } if p.evaluates_after(self.step + 1) => evaluates,
-            Stage::Train { .. } if self.step + 1 < p.steps => trains,
+            Stage::Train { .. } if self.step + 1 < p.steps => starts(self.step + 1),
             Stage::Train { .. } => evaluates.filter(|_| p.validation + p.test > 0),
             Stage::Evaluate { .. } if end < self.until => evaluates,
             // Another round may follow.
             Stage::Evaluate { kind, .. } if p.has_rounds(kind) => evaluates,
             Stage::Evaluate { kind: EvaluationKind::Test, .. } => None,
-            Stage::Evaluate { .. } if self.step < p.steps => trains,
+            Stage::Evaluate { .. } if self.step < p.steps => starts(self.step),
             Stage::Evaluate { .. } => evaluates.filter(|_| p.validation + p.test > 0),
             Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => None,
         }
@@ -454,7 +478,7 @@ impl Cursor {
         self.replicas.iter_mut().for_each(|replica| *replica = None);
         let (p, first) = (&self.program, self.stage.microbatch_pass());
         self.until = match stage {
-            Stage::Train { .. } => p.microbatches_of(self.step),
+            Stage::Measure { .. } | Stage::Train { .. } => p.microbatches_of(self.step),
             // In a shared evaluation the task takes one batch at a time.
             Stage::Evaluate { kind, .. } if p.shares(kind) => first + 1,
             Stage::Evaluate { rounds: true, .. } => self.round.here,
@@ -476,6 +500,7 @@ impl Cursor {
 
     fn end_stage(&mut self) {
         match self.stage {
+            Stage::Measure { .. } => self.enter(Stage::Train { microbatch: 0 }),
             Stage::Train { .. } => {
                 self.step += 1;
                 match self.program.evaluates_after(self.step) {
@@ -507,7 +532,7 @@ impl Cursor {
     fn after_minibatches(&mut self) {
         let p = &self.program;
         if self.step < p.steps {
-            self.enter(Stage::Train { microbatch: 0 });
+            self.enter(p.minibatch_start(self.step));
         } else if !p.evaluations.is_empty() && p.validation > 0 && p.steps > 0 {
             self.stage = Stage::Restore;
         } else if p.validation > 0 {
@@ -545,6 +570,7 @@ mod tests {
             epoch: 2,
             microbatches: 2,
             last_microbatches: 1,
+            reads_statistic: false,
             microbatch_group: MicrobatchGroup::ONE,
             validation: 2,
             test: 1,
@@ -604,6 +630,29 @@ mod tests {
             "Write".to_owned(),
         ];
         assert_eq!(log, expected.join(" "));
+    }
+
+    #[test]
+    fn a_minibatch_of_several_microbatches_is_measured_before_it_is_trained() {
+        let measured = Program { shards: 2, reads_statistic: true, initial_validation: false, ..program() };
+        let start = Stage::Measure { microbatch: 0 };
+        let mut cursor = Cursor::new(measured.clone());
+        assert!(cursor.at_minibatch_start() && cursor.stage() == start);
+        assert_eq!(
+            cursor.left(),
+            WorkLeft { microbatch_passes: 6, evaluations: 6 + 3, ..WorkLeft::default() }
+        );
+        let log = run(cursor.clone()).join(" ");
+        // The last minibatch of an epoch has one microbatch, which knows all of it.
+        let (two, one) = ("e0@2 e1@2 e0@2 e1@2 f0@2 b1@2 b0@2 f0@2 b1@2 b0@2", "f0@1 b1@1 b0@1");
+        let evaluations = "e0@3 e1@3 e0@3 e1@3 e0@3 e1@3 Write";
+        assert_eq!(log, format!("{} {one} {two} {evaluations}", two.replace("@2", "@0")));
+        for place in 1..5 {
+            cursor.advance(0);
+            assert!(!cursor.at_minibatch_start() && cursor.saved_stage() == Stage::Train { microbatch: 0 });
+            let resumed = Cursor::resumed(measured.clone(), cursor.step(), cursor.saved_stage());
+            assert_eq!((resumed.stage(), resumed.step()), (start, 0), "after {place} shard tasks");
+        }
     }
 
     #[test]

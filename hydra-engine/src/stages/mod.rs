@@ -46,6 +46,9 @@ pub(crate) enum Stage {
     Shared,
     /// Evaluating batch `batch`, in `rounds` of the current round.
     Evaluate { kind: EvaluationKind, batch: usize, rounds: bool },
+    /// Evaluating microbatch `microbatch` of the current minibatch, before training, for the objective's
+    /// [statistic](hydra_core::Objective::statistic).
+    Measure { microbatch: usize },
     /// Training microbatch `microbatch` of the current minibatch.
     Train { microbatch: usize },
     /// Waiting for the results of an evaluation's batches or of a round, which decide whether there is another round.
@@ -62,9 +65,9 @@ impl Stage {
     /// The index of the microbatch or the batch; zero in other stages.
     pub(crate) fn microbatch_pass(&self) -> usize {
         match self {
-            Self::Evaluate { batch: microbatch_pass, .. } | Self::Train { microbatch: microbatch_pass } => {
-                *microbatch_pass
-            }
+            Self::Evaluate { batch: microbatch_pass, .. }
+            | Self::Measure { microbatch: microbatch_pass }
+            | Self::Train { microbatch: microbatch_pass } => *microbatch_pass,
             Self::Shared | Self::Round { .. } | Self::Restore | Self::Write | Self::Finished => 0,
         }
     }
@@ -118,7 +121,9 @@ impl MicrobatchPass {
                 Stage::Evaluate { kind, rounds, .. },
                 Stage::Evaluate { kind: other, rounds: in_rounds, .. },
             ) => (kind, rounds) == (other, in_rounds),
-            (Stage::Train { .. }, Stage::Train { .. }) => true,
+            (Stage::Measure { .. } | Stage::Train { .. }, Stage::Measure { .. } | Stage::Train { .. }) => {
+                true
+            }
             _ => false,
         };
         same && self.step == other.step

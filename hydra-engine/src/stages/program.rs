@@ -1,6 +1,6 @@
 //! The shape of a task, in counts.
 
-use super::EvaluationKind;
+use super::{EvaluationKind, Stage};
 use hydra_core::{Evaluations, Rounds};
 use serde::Serialize;
 
@@ -53,6 +53,8 @@ pub(crate) struct Program {
     pub epoch: usize,
     pub microbatches: usize,
     pub last_microbatches: usize,
+    /// True if the loss reads a statistic of the outputs of the whole minibatch.
+    pub reads_statistic: bool,
     /// The largest microbatch group in training and in evaluations; at least one.
     pub microbatch_group: MicrobatchGroup,
     /// Batches of the validation and the test data; zero without such data.
@@ -74,6 +76,20 @@ impl Program {
     /// Microbatches of the minibatch `step`.
     pub(crate) fn microbatches_of(&self, step: usize) -> usize {
         if step % self.epoch == self.epoch - 1 { self.last_microbatches } else { self.microbatches }
+    }
+
+    /// The microbatches of the minibatch `step` that are evaluated before it is trained: all of them, or none.
+    pub(crate) fn measured_of(&self, step: usize) -> usize {
+        // The only microbatch knows the whole minibatch.
+        Some(self.microbatches_of(step)).filter(|count| self.reads_statistic && *count > 1).unwrap_or(0)
+    }
+
+    /// The stage at which the minibatch `step` starts.
+    pub(crate) fn minibatch_start(&self, step: usize) -> Stage {
+        match self.measured_of(step) {
+            0 => Stage::Train { microbatch: 0 },
+            _ => Stage::Measure { microbatch: 0 },
+        }
     }
 
     /// Batches of an evaluation, before its rounds.

@@ -73,6 +73,7 @@ impl LiveTask {
 
     fn go_to(&mut self, step: usize, stage: Stage) {
         self.cursor.go_to(step, stage);
+        self.underway.statistic = None;
     }
 
     /// The state of the task at rest, for a checkpoint.
@@ -238,7 +239,7 @@ impl LiveTask {
             return if ends_before { Fate::GoesOn } else { self.fails_in(next.step, error) };
         }
         let stage = match next.stage {
-            Stage::Train { .. } => Stage::Train { microbatch: 0 },
+            Stage::Measure { .. } | Stage::Train { .. } => Stage::Train { microbatch: 0 },
             Stage::Evaluate { kind, rounds: true, .. } => Stage::Evaluate { kind, batch: 0, rounds: true },
             Stage::Evaluate { kind, batch, rounds } => {
                 Stage::Evaluate { kind, batch: self.first_unknown(kind, batch, next.step), rounds }

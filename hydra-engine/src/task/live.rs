@@ -26,7 +26,7 @@ use crate::checkpoint::Checkpoint;
 use crate::device::{Adding, ShardWork};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::MicroStep;
-use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time};
+use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time, statistic_of_targets};
 use crate::stages::{Cursor, EvaluationKind, MicrobatchPass, Next, RoundBatches, ShardTask, Stage};
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
 use hydra_sched::{CopyUse, ModelIndex, ModelView, ShardTaskKind};
@@ -242,6 +242,12 @@ impl LiveTask {
         may_end && self.cursor.at_minibatch_start()
     }
 
+    /// Returns whether the loss of `next` waits for the statistic of its minibatch.
+    pub(super) fn awaits_statistic(&self, next: &ShardTask) -> bool {
+        let measures = self.cursor.program().measured_of(next.step) > 0;
+        measures && matches!(next.stage, Stage::Train { .. }) && self.underway.statistic.is_none()
+    }
+
     pub(super) fn has_final_masters(&self, next: &ShardTask) -> bool {
         self.info.buffers[next.shard].iter().all(|buffer| self.versions[*buffer] >= next.step)
     }
@@ -295,6 +301,7 @@ impl LiveTask {
             last: next.shard + 1 == self.info.shards.len(),
             input_gradients: next.kind == ShardTaskKind::Backward && next.shard > program.first_trained,
             weight,
+            statistic: matches!(next.stage, Stage::Train { .. }).then_some(self.underway.statistic).flatten(),
             key: Pass::key_of(self.info.task.spec.seed, next.step, microbatch),
             step: next.step,
         };
@@ -354,6 +361,10 @@ impl LiveTask {
         } else if let Some(reading) = self.reading(next) {
             self.microbatch_pass.read(replica, next.stage, reading.batches()?);
         }
+        if next.stage == (Stage::Train { microbatch: 0 }) && self.underway.statistic.is_none() {
+            self.underway.statistic =
+                statistic_of_targets(self.info.chain(), self.microbatch_pass.minibatch())?;
+        }
         Ok(())
     }
 
@@ -362,7 +373,7 @@ impl LiveTask {
         let task = &self.info.task;
         let float = task.chain.float_type();
         let (data, parts) = match next.stage {
-            Stage::Train { microbatch: 0 } => {
+            stage if stage == self.cursor.program().minibatch_start(next.step) => {
                 let items = self.sampler.items(next.step);
                 let parts = task.spec.microbatches(&items).into_iter().map(<[usize]>::to_vec).collect();
                 (task.train.clone(), parts)
@@ -432,6 +443,7 @@ impl LiveTask {
             self.add_loss(claim, measured)?;
         }
         Ok(match claim.what.stage {
+            Stage::Measure { .. } if claim.work.last => self.end_measured(claim)?,
             Stage::Train { .. } if self.ends_minibatch(claim) => self.end_minibatch(claim, time),
             Stage::Evaluate { kind, rounds: true, .. } if claim.work.last => self.end_round(kind, claim)?,
             Stage::Evaluate { kind, batch, .. } if claim.work.last => self.end_batch(kind, batch, claim)?,
@@ -458,7 +470,9 @@ impl LiveTask {
                 Stage::Evaluate { rounds: true, .. } => {
                     self.underway.round.extend(next.measured.rows);
                 }
-                Stage::Evaluate { .. } => self.underway.evaluation.add(&next.measured, next.loss_targets)?,
+                Stage::Evaluate { .. } | Stage::Measure { .. } => {
+                    self.underway.evaluation.add(&next.measured, next.loss_targets)?;
+                }
                 _ => self.underway.add_to_minibatch(&next),
             }
         }
@@ -490,6 +504,15 @@ impl LiveTask {
         }
         self.underway.passes_done += 1;
         self.underway.passes_done == program.microbatches_of(claim.what.step)
+    }
+
+    /// Computes the objective's statistic with the last microbatch that is measured.
+    fn end_measured(&mut self, claim: &Claim) -> Result<Progress, EngineError> {
+        if self.underway.known == self.cursor.program().measured_of(claim.what.step) {
+            let statistic = self.underway.end_evaluation().statistic(self.info.chain())?;
+            self.underway.statistic = Some(statistic);
+        }
+        Ok(Progress::Nothing)
     }
 
     fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {

@@ -101,9 +101,14 @@ impl PassBuffers {
     /// Stores the batches of a whole minibatch, or of the evaluation's microbatch group that a replica has started.
     pub(crate) fn read(&mut self, replica: usize, stage: Stage, batches: Vec<Batch>) {
         match stage {
-            Stage::Train { .. } => self.minibatch = batches,
+            Stage::Measure { .. } | Stage::Train { .. } => self.minibatch = batches,
             _ => self.replicas[replica].batches = batches,
         }
+    }
+
+    /// The batches of the current minibatch.
+    pub(crate) fn minibatch(&self) -> &[Batch] {
+        &self.minibatch
     }
 
     /// Drops all batches and tensors.
@@ -116,7 +121,7 @@ impl PassBuffers {
     pub(crate) fn batch(&self, replica: usize, next: &ShardTask) -> (&Batch, usize) {
         let of = &self.replicas[replica];
         let (batches, place) = match next.stage {
-            Stage::Train { microbatch } => (&self.minibatch, microbatch),
+            Stage::Measure { microbatch } | Stage::Train { microbatch } => (&self.minibatch, microbatch),
             stage => (&of.batches, stage.microbatch_pass() - of.microbatch_group.start),
         };
         (&batches[place], batches.iter().map(|batch| batch.loss_targets).sum())

@@ -11,8 +11,8 @@ impl LiveTask {
     pub(crate) fn can_pause(&self) -> Option<(usize, usize)> {
         let (step, steps) = (self.cursor.step(), self.cursor.program().steps);
         let first = match self.cursor.stage() {
-            Stage::Train { .. } if self.cursor.at_minibatch_start() => step,
-            Stage::Train { .. } => step + 1,
+            Stage::Measure { .. } | Stage::Train { .. } if self.cursor.at_minibatch_start() => step,
+            Stage::Measure { .. } | Stage::Train { .. } => step + 1,
             Stage::Evaluate { kind: EvaluationKind::Initial | EvaluationKind::Periodic, .. }
             | Stage::Round { kind: EvaluationKind::Periodic } => step,
             Stage::Shared => step,
@@ -25,7 +25,8 @@ impl LiveTask {
 
     /// Returns whether the task waits before `next`, its next shard task, until it is resumed, ended or saved.
     pub(super) fn pauses_before(&self, next: &ShardTask) -> bool {
-        let begins = next.stage == Stage::Train { microbatch: 0 } && self.cursor.at_minibatch_start();
+        let start = self.cursor.program().minibatch_start(next.step);
+        let begins = next.stage == start && self.cursor.at_minibatch_start();
         let pauses = self.is_until(next.step) || self.is_ending(next.step) || self.saves_at(next.step);
         begins && !self.phase.ends_at_rest() && pauses
     }

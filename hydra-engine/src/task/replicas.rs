@@ -50,6 +50,7 @@ impl LiveTask {
     fn may_begin_group(&self, replica: usize, next: &ShardTask) -> bool {
         !self.stops_before(next)
             && !self.awaits_verdict()
+            && !self.awaits_statistic(next)
             && !self.in_flight.is_behind(replica, next)
             && !self.ahead.reads_for(MicrobatchPass::of(next))
     }

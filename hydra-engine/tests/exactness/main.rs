@@ -21,6 +21,7 @@ mod run_control;
 mod same_bits;
 mod shared;
 mod states;
+mod statistics;
 
 use hydra_spill::alloc::CountingAllocator;
 

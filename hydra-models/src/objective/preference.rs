@@ -2,7 +2,7 @@
 
 use super::numbers;
 use burn::tensor::{FloatDType, Tensor, activation};
-use hydra_core::{Activation, Measures, Metric, Objective, Pass};
+use hydra_core::{Activation, HostActivation, Measures, Metric, Objective, Pass, Statistic};
 use serde::{Deserialize, Serialize};
 
 /// A loss of preference pairs.
@@ -58,8 +58,11 @@ pub const SEGMENTS: usize = 3;
 /// holds the reference's log-probabilities of both answers, `[pairs, 2]`, if the loss has a reference.
 ///
 /// For KTO an item is one answer, and what is rejected is the answer of another item after the same prompt. Part 3 of the
-/// targets is 1 for desirable answers and 0 for others, `[items]`. The baseline, the mean log-ratio of mismatched answers
-/// but at least 0, is that of the microbatch.
+/// targets is 1 for desirable answers and 0 for others, `[items]`. The baseline is the mean log-ratio of mismatched answers,
+/// but at least 0.
+///
+/// Means are over the minibatch, whatever its microbatches: also the baseline of KTO and the cross-entropy of ORPO, which
+/// is a mean over tokens. An evaluation takes both from each of its batches.
 ///
 /// Every pair has the same weight. Definitions and defaults are those of TRL 1.16; for SimPO with `cpo_alpha` 0.
 ///
@@ -101,10 +104,13 @@ impl Preference {
     /// KTO: how far the reward of an answer is on the wrong side of the baseline.
     fn kto(&self, outputs: &Activation, pass: &Pass) -> Tensor<1> {
         let [answers, mismatched] = self.scores(outputs, pass);
-        let baseline = mismatched.detach().mean_dim(0).clamp_min(0.0);
+        let above = match pass.statistic() {
+            Some(baseline) => answers - baseline,
+            None => answers - mismatched.detach().mean_dim(0).clamp_min(0.0),
+        };
         // 1 for desirable answers, and -1 for others.
         let sign = desirable(pass) * 2.0 - 1.0;
-        mean(activation::sigmoid((answers - baseline) * sign * -self.beta))
+        mean(activation::sigmoid(above * sign * -self.beta))
     }
 
     /// ORPO: the cross-entropy of all tokens of the chosen texts, and the log odds ratio of the answers.
@@ -113,7 +119,13 @@ impl Preference {
         let odds = chosen.clone() - rejected.clone() - (log1m_exp(chosen) - log1m_exp(rejected));
         let (log_probs, lengths) = (outputs.part(0).into_float::<2>(), lengths(pass));
         let texts = |of: &Tensor<2>| (column(of, CHOSEN) + column(of, PROMPT)).sum_dim(0);
-        texts(&log_probs).neg() / texts(&lengths) + mean(softplus(odds.neg())) * self.beta
+        let log_probs = texts(&log_probs).neg();
+        let cross_entropy = match pass.statistic() {
+            // So that the mean over pairs, to which a microbatch contributes in proportion to them, is that over tokens.
+            Some(tokens_per_pair) => log_probs / (lengths.dims()[0] as f64 * tokens_per_pair),
+            None => log_probs / texts(&lengths),
+        };
+        cross_entropy + mean(softplus(odds.neg())) * self.beta
     }
 }
 
@@ -154,20 +166,41 @@ impl Objective for Preference {
         if self.loss != PreferenceLoss::Kto {
             return measure([rewards, other]);
         }
+        let [_, mismatched] = self.scores(outputs, pass);
         let chosen = desirable(pass);
         let rejected = chosen.clone().neg() + 1.0;
-        let sums = [rewards.clone() * chosen.clone(), chosen, rewards * rejected.clone(), rejected];
+        let sums =
+            [rewards.clone() * chosen.clone(), chosen, rewards * rejected.clone(), rejected, mismatched];
         Measures { sums: Some(Tensor::cat(sums.map(|of| of.sum_dim(0)).to_vec(), 0)), rows: None }
     }
 
     fn values(&self, sums: &[f64], _: &[f32], pairs: u64) -> Vec<f64> {
         match *sums {
-            [chosen, count, rejected, others] if self.loss == PreferenceLoss::Kto => {
+            [chosen, count, rejected, others, _] if self.loss == PreferenceLoss::Kto => {
                 let (chosen, rejected) = (chosen / count, rejected / others);
                 vec![chosen - rejected, chosen, rejected]
             }
             _ => sums.iter().map(|sum| sum / pairs.max(1) as f64).collect(),
         }
+    }
+
+    fn statistic(&self) -> Statistic {
+        match self.loss {
+            PreferenceLoss::Kto => Statistic::OfOutputs,
+            PreferenceLoss::Orpo => Statistic::OfTargets,
+            PreferenceLoss::Dpo | PreferenceLoss::Ipo | PreferenceLoss::Simpo => Statistic::Nothing,
+        }
+    }
+
+    fn measure_targets(&self, targets: &HostActivation) -> Vec<f64> {
+        let lengths = targets.parts[2].as_f32().chunks_exact(SEGMENTS);
+        vec![lengths.map(|of| f64::from(of[CHOSEN] + of[PROMPT])).sum()]
+    }
+
+    /// The baseline of KTO, or the tokens of a chosen text with its prompt, on average, for ORPO.
+    fn statistic_of(&self, sums: &[f64], loss_targets: u64) -> f64 {
+        let mean = sums.last().copied().unwrap_or_default() / loss_targets.max(1) as f64;
+        if self.loss == PreferenceLoss::Kto { mean.max(0.0) } else { mean }
     }
 }
 
