@@ -49,5 +49,6 @@ def _labels(directory: Path) -> int:
     """Returns the number of labels of a classifier whose head is saved with its adapters."""
     safetensors = _module("safetensors", directory)
     with safetensors.safe_open(directory / "adapter_model.safetensors", "np") as file:
-        heads = [key for key in file.keys() if key.endswith(("score.weight", "classifier.weight", "out_proj.weight"))]
+        # With the dots, because DistilBERT's adapters have a `pre_classifier` too.
+        heads = [key for key in file.keys() if key.endswith((".score.weight", ".classifier.weight", ".classifier.out_proj.weight"))]
         return int(file.get_slice(heads[-1]).get_shape()[0])
