@@ -10,11 +10,14 @@ perturbed, so that a swapped or dropped bias, norm or scale shows. In each folde
   fwd.safetensors                    logits [B, outputs] and loss, computed in f64
   grads.safetensors                  d loss / d p of every parameter, computed in f64
   train.json                         losses before each of 12 steps of AdamW on the same batch, and after them, computed in f64
+metrics.json has drawn logits and labels for each problem type, and their metrics as scikit-learn 1.9.1 and SciPy 1.17.1 compute them in f64.
 """
-import os, sys
+import json, os, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = ""; os.environ["HF_HUB_OFFLINE"] = "1"
 import torch, transformers
 from safetensors.torch import save_file
+from scipy import stats
+from sklearn import metrics
 from steps_of_adamw import train
 from transformers import AutoModelForSequenceClassification, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
@@ -59,6 +62,57 @@ def last_of(ids):
     return (torch.arange(ids.shape[1]) * (ids != PAD)).argmax(-1)
 
 
+def metrics_of(problem, logits, labels):
+    """The metrics that Hydra reports, by their names, of f32 logits and labels [items, outputs], or the classes [items]."""
+    if problem == NUMBERS:
+        columns = list(zip(logits.double().numpy().T, labels.double().numpy().T))
+        mean = lambda correlation: sum(correlation(*column).statistic for column in columns) / len(columns)
+        mse = metrics.mean_squared_error(labels.double().numpy(), logits.double().numpy())
+        return {"mse": mse, "pearson": mean(stats.pearsonr), "spearman": mean(stats.spearmanr)}
+    # Of equal logits the first is predicted; a probability has to be above a half.
+    predicted = logits.numpy().argmax(-1) if problem == SINGLE else (logits.double().sigmoid() > 0.5).int().numpy()
+    pair = (labels.int().numpy(), predicted)
+    f1 = {f"f1_{kind}": metrics.f1_score(*pair, labels=range(logits.shape[1]), average=kind, zero_division=0) for kind in ("macro", "micro")}
+    found = {"accuracy": metrics.accuracy_score(*pair), **f1}
+    return {**found, "matthews_correlation": metrics.matthews_corrcoef(*pair)} if problem == SINGLE else found
+
+
+def digits(values):
+    """Nested lists with the fewest digits that identify each f32."""
+    return [digits(value) for value in values] if values.ndim else json.loads(str(values))
+
+
+def write_metrics():
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(shape, generator=generator)
+    # Classes of 60, 25, 10 and 5 parts in a hundred. Class 3 is never predicted, and class 4 is neither predicted nor a label.
+    labels = torch.multinomial(torch.tensor([0.60, 0.25, 0.10, 0.05]), 97, True, generator=generator)
+    logits = draw(97, 5) + 1.5 * torch.nn.functional.one_hot(labels, 5)
+    logits[:, 3:] -= 20.0
+    # Of four classes the second is rare, and the third is never predicted.
+    several = (draw(83, 4) > torch.tensor([0.0, 1.8, 0.5, 0.5])).float()
+    above = draw(83, 4) + 2.0 * several - 1.0
+    above[:, 2] = -above[:, 2].abs()
+    # Numbers of one decimal place tie.
+    rounded = lambda values: (values * 10).round() / 10
+    numbers = draw(71, 2)
+    cases = {
+        "single_label": (SINGLE, rounded(logits[:, :4]), labels),
+        "absent_class": (SINGLE, rounded(logits), labels),
+        "multi_label": (MULTI, rounded(above), several),
+        "regression": (NUMBERS, rounded(0.7 * numbers + 0.5 * draw(71, 2)), (numbers * 4).round() / 4),
+        "one_number": (NUMBERS, draw(40, 1) * 1e-3 + 5.0, draw(40, 1)),
+    }
+    for case, (problem, logits, labels) in cases.items():
+        found = {name: float(value) for name, value in metrics_of(problem, logits, labels).items()}
+        values = {name: digits(tensor.numpy()) for name, tensor in (("logits", logits), ("labels", labels))}
+        cases[case] = {"problem_type": problem, "metrics": found, **values}
+        print(case, found)
+    with open(f"{OUT}/metrics.json", "w") as file:
+        file.write(json.dumps(cases, separators=(",", ":")) + "\n")
+
+
+write_metrics()
 for name, (config, problem) in CASES.items():
     torch.manual_seed(11)
     out = f"{OUT}/classifier_{name}"

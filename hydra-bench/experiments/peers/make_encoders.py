@@ -11,7 +11,7 @@ weight is perturbed, so that a swapped or dropped bias, norm or scale shows. In 
   fwd.safetensors                    logits [B, outputs] and loss, computed in f64
   grads.safetensors                  d loss / d p of every parameter, computed in f64
   train.json                         losses before each of 12 steps of AdamW on the same batch, and after them, computed in f64
-In each folder `peft/ENCODER-*` the files of make_adapters.py, and in `peft/bases` the models that they adapt. `tokenizers/unigram`
+In each folder `peft/ENCODER-*` the files of make_adapters.py with train.json, and in `peft/bases` the models that they adapt. `tokenizers/unigram`
 is a tokenizer of XLM-RoBERTa's form, with a map of characters made by SentencePiece.
 """
 import json, os, sys, tempfile
@@ -132,6 +132,7 @@ def adapt(name, kind, settings):
     save_file({"loss": loss.detach().reshape(1)}, folder / "fwd.safetensors")
     save_file(grads, folder / "grads.safetensors")
     save_file(inputs, folder / "inputs.safetensors")
+    (folder / "train.json").write_text(train(model, lambda model: forward(model, inputs, SINGLE).loss))
     print(name, loss.item(), len(grads), sorted(config.modules_to_save))
 
 

@@ -10,13 +10,17 @@ use crate::weights::{SaveForm, read_param};
 use bytes::Bytes;
 use hydra_core::{BufferParam, Chain, Encoding, ModelWriter, ParamBufferReader, WeightError};
 use rayon::prelude::*;
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Writes a model with adapters as one without: each adapted weight becomes `W + scale * B A`, summed in `f64` and
-/// rounded once. Its outputs equal those of the model with adapters except for rounding.
+/// Writes a model with adapters as one without: each adapted weight becomes `W + scale * B A`, computed in `f32`, and is then rounded
+/// to the written type. Its outputs equal those of the model with adapters except for rounding.
+///
+/// The weights have the bits of PEFT's `merge_and_unload` on a CPU with fused multiply-add, where adapters are in `f32`, as PEFT loads them,
+/// and up to the rank at which PyTorch's matrix product adds in several parts (192).
 pub struct MergedWriter {
     /// The model without adapters.
     plain: Chain,
@@ -165,11 +169,11 @@ impl Merged<'_> {
         match (own, factor("a.weight"), factor("b.weight"), factor("b.bias")) {
             ("weight", Some(a), Some(b), _) => {
                 let inputs = a.1.shape[1];
-                self.add(&mut values, strength.scale, &self.values(a)?, &self.values(b)?, inputs);
+                self.add(&mut values, strength.scale as f32, &self.values(a)?, &self.values(b)?, inputs);
             }
             ("bias", .., Some(bias)) => {
                 for (value, more) in values.iter_mut().zip(self.values(bias)?) {
-                    *value = (f64::from(*value) + strength.scale * f64::from(more)) as f32;
+                    *value += more * strength.scale as f32;
                 }
             }
             _ => {}
@@ -177,22 +181,39 @@ impl Merged<'_> {
         Ok(values)
     }
 
-    /// Adds the scaled product of `b` `[out, rank]` and `a` `[rank, in]`. Each element is summed in the order of the
-    /// ranks, for any number of threads.
-    fn add(&self, weight: &mut [f32], scale: f64, a: &[f32], b: &[f32], inputs: usize) {
+    /// Adds the scaled product of `b` `[out, rank]` and `a` `[rank, in]`, for any number of threads to the same bits.
+    fn add(&self, weight: &mut [f32], scale: f32, a: &[f32], b: &[f32], inputs: usize) {
         let rank = a.len() / inputs;
-        let (outputs, transposed) = (b.len() / rank, self.writer.fan_in_fan_out);
-        let columns = if transposed { outputs } else { inputs };
-        weight.par_chunks_mut(columns).enumerate().for_each(|(row, weights)| {
-            for (column, weight) in weights.iter_mut().enumerate() {
-                let (output, input) = if transposed { (column, row) } else { (row, column) };
-                let b = &b[output * rank..(output + 1) * rank];
-                let product: f64 =
-                    b.iter().enumerate().map(|(r, b)| f64::from(*b) * f64::from(a[r * inputs + input])).sum();
-                *weight = (f64::from(*weight) + scale * product) as f32;
-            }
-        });
+        // The rows of the weight have factors `[rows, rank]`, and its columns `[rank, columns]`.
+        let (rows, columns): (Cow<'_, [f32]>, Cow<'_, [f32]>) = match self.writer.fan_in_fan_out {
+            true => (transposed(a, inputs).into(), transposed(b, rank).into()),
+            false => (b.into(), a.into()),
+        };
+        let width = columns.len() / rank;
+        weight.par_chunks_mut(width).zip(rows.par_chunks(rank)).for_each_init(
+            || vec![0.0; width],
+            |sums, (weights, factors)| add_row(weights, scale, factors, &columns, sums),
+        );
     }
+}
+
+/// Adds the scaled product of `factors` `[rank]` and `columns` `[rank, columns]` to a row of a weight. Each sum adds its products in the
+/// order of the ranks with fused multiply-add; it is rounded, scaled and rounded before it is added. `sums` is working memory.
+fn add_row(weights: &mut [f32], scale: f32, factors: &[f32], columns: &[f32], sums: &mut [f32]) {
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || {
+            sums.fill(0.0);
+            for (factor, values) in factors.iter().zip(columns.chunks_exact(weights.len())) {
+                for (sum, value) in sums.iter_mut().zip(values) {
+                    *sum = factor.mul_add(*value, *sum);
+                }
+            }
+            for (weight, sum) in weights.iter_mut().zip(sums.iter()) {
+                *weight += *sum * scale;
+            }
+        },
+    );
 }
 
 /// At most a merged tensor and a part of a buffer are in memory, unless a whole buffer is asked for.

@@ -11,6 +11,7 @@ use hydra_core::nf4;
 use safetensors::tensor::Dtype;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The key of a state, after the matrix's name; the end is the type.
 const STATE: &str = ".quant_state.bitsandbytes__";
@@ -115,21 +116,7 @@ impl Quantized {
         let of = first / nf4::BLOCK..(first + out.len()).div_ceil(nf4::BLOCK);
         let half = nf4::BLOCK / 2;
         let indices = file.bytes(matrix, of.start * half..(of.end * half).min(elements.div_ceil(2)))?;
-        let absmax = format!("{matrix}.absmax");
-        let scales: Vec<f32> = match &self.double {
-            None => file.floats(&absmax, of.clone())?,
-            Some(Double { block, map, offset }) => {
-                let codes = file.bytes(&absmax, of.clone())?;
-                let nested = of.start / block..of.end.div_ceil(*block);
-                let nested_scales = file.floats(&format!("{matrix}.nested_absmax"), nested.clone())?;
-                let scale = |(at, code): (usize, &u8)| {
-                    // The product is rounded before the sum.
-                    let product = map[usize::from(*code)] * nested_scales[at / block - nested.start];
-                    product + offset
-                };
-                (of.start..).zip(&codes).map(scale).collect()
-            }
-        };
+        let scales = self.scales(file, matrix, of.clone())?;
         let mut blocks = vec![0; scales.len() * nf4::BLOCK_BYTES];
         let parts = blocks.chunks_exact_mut(nf4::BLOCK_BYTES).zip(scales.iter().zip(indices.chunks(half)));
         for (block, (scale, indices)) in parts {
@@ -140,6 +127,21 @@ impl Quantized {
         nf4::dequantize(&blocks, first - of.start * nf4::BLOCK, out);
         Ok(())
     }
+
+    /// The scales of these blocks of the matrix.
+    fn scales(&self, file: &TensorFile, matrix: &str, of: Range<usize>) -> Result<Vec<f32>, ModelError> {
+        let absmax = format!("{matrix}.absmax");
+        let Some(Double { block, map, offset }) = &self.double else { return file.floats(&absmax, of) };
+        let codes = file.bytes(&absmax, of.clone())?;
+        let nested = of.start / block..of.end.div_ceil(*block);
+        let nested_scales = file.floats(&format!("{matrix}.nested_absmax"), nested.clone())?;
+        let scale = |(at, code): (usize, &u8)| {
+            // The product is rounded before the sum.
+            let product = map[usize::from(*code)] * nested_scales[at / block - nested.start];
+            product + offset
+        };
+        Ok((of.start..).zip(&codes).map(scale).collect())
+    }
 }
 
 impl TensorFile {
@@ -149,7 +151,7 @@ impl TensorFile {
     }
 
     /// Some elements of a tensor of `f32`.
-    fn floats(&self, tensor: &str, elements: std::ops::Range<usize>) -> Result<Vec<f32>, ModelError> {
+    fn floats(&self, tensor: &str, elements: Range<usize>) -> Result<Vec<f32>, ModelError> {
         let each = size_of::<f32>();
         let bytes = self.bytes(tensor, elements.start * each..elements.end * each)?;
         Ok(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
@@ -174,6 +176,8 @@ mod tests {
     use crate::family;
     use crate::lora::{Base, Lora};
     use hydra_core::{Chain, Encoding};
+    use serde_json::Value;
+    use sha2::{Digest, Sha256};
     use std::path::{Path, PathBuf};
     use tempfile::TempDir;
 
@@ -213,6 +217,44 @@ mod tests {
                 assert_eq!(values, expected, "{name} {param}");
             }
         }
+    }
+
+    /// Asserts that codes, scales and values of a matrix are those that bitsandbytes has, and that parts of it are read.
+    fn assert_hashes(file: &TensorFile, matrix: &str, quantized: &Quantized, expected: &Value) {
+        let elements: usize = quantized.shape.iter().product();
+        let codes = file.bytes(matrix, 0..elements.div_ceil(2)).unwrap();
+        let scales = quantized.scales(file, matrix, 0..elements.div_ceil(nf4::BLOCK)).unwrap();
+        let mut values = vec![0.0; elements];
+        quantized.values(file, matrix, 0, &mut values).unwrap();
+        for (key, bytes) in [
+            ("codes", codes.as_slice()),
+            ("absmax", bytemuck::cast_slice(&scales)),
+            ("dequantized", bytemuck::cast_slice(&values)),
+        ] {
+            assert_eq!(expected[key], format!("{:x}", Sha256::digest(bytes)), "{matrix}: {key}");
+        }
+        for first in [1, elements / 2, elements - 300] {
+            let mut part = vec![0.0; 300.min(elements - first)];
+            quantized.values(file, matrix, first, &mut part).unwrap();
+            assert_eq!(part, values[first..][..part.len()], "{matrix} from {first}");
+        }
+    }
+
+    #[test]
+    fn codes_and_scales_and_values_have_the_hashes_of_bitsandbytes() {
+        let text = std::fs::read_to_string(folder("hashes.json")).unwrap();
+        let hashes: Value = serde_json::from_str(&text).unwrap();
+        for name in ["single", "double"] {
+            let file = TensorFile::open(&folder(name).join("model.safetensors")).unwrap();
+            let matrices = Quantized::all(&file).unwrap();
+            assert_eq!(matrices.len(), 7);
+            for (matrix, quantized) in matrices {
+                assert_hashes(&file, &matrix, &quantized, &hashes[name][&matrix]);
+            }
+        }
+        // Scales of this matrix have two blocks.
+        let file = TensorFile::open(&folder("drawn.safetensors")).unwrap();
+        assert_hashes(&file, "drawn", &Quantized::all(&file).unwrap()["drawn"], &hashes["drawn_twice"]);
     }
 
     #[test]

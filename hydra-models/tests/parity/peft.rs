@@ -1,13 +1,16 @@
 //! Every supported kind of adapter, against PEFT. `tests/fixtures/peft/make_adapters.py` made the fixtures.
 
 use crate::reference::{Model, tensors};
-use hydra_core::ModelWriter;
+use hydra_core::{Chain, ModelWriter};
 use hydra_models::encoder::ModelType;
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, AdapterWriter, MergedWriter};
-use hydra_models::weights::SavedType;
+use hydra_models::weights::{SavedType, StoredWeights};
 use hydra_models::{decoder, gpt2, vit};
+use safetensors::SafeTensors;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -43,9 +46,9 @@ fn adapters(name: &str) -> String {
 }
 
 /// The names of gradients in the fixtures, by the kind of a case.
-fn gradient_name(case: &str) -> fn(&str) -> String {
+pub fn gradient_name(case: &str) -> fn(&str) -> String {
     match case.split('-').next() {
-        Some("gpt2") => |param| adapters(&gpt2::hf_name(param)),
+        Some("gpt2" | "gpt2_classifier") => |param| adapters(&gpt2::hf_name(param)),
         Some("vit") => |param| adapters(&vit::module_name(param)),
         Some("bert") => |param| adapters(&ModelType::Bert.hf_name()(param)),
         Some("roberta") => |param| adapters(&ModelType::Roberta.hf_name()(param)),
@@ -85,6 +88,27 @@ fn losses_and_gradients_are_those_of_peft() {
             case.name
         );
     }
+}
+
+#[test]
+fn losses_of_training_classifiers_are_those_of_peft() {
+    let has_losses = |case: &Case| case.path.join("train.json").is_file();
+    let trained = cases().into_iter().filter(has_losses).map(|case| {
+        case.model().assert_trains();
+        case.name
+    });
+    let expected = [
+        "bert-all-linear",
+        "bert-classifier",
+        "classifier-all-linear",
+        "classifier-saved",
+        "distilbert-classifier",
+        "gpt2_classifier-saved",
+        "llama_classifier-saved",
+        "modernbert-classifier",
+        "roberta-classifier",
+    ];
+    assert_eq!(trained.collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -169,5 +193,38 @@ fn merged_models_have_the_same_loss() {
         writer.write(&model.chain, &model.buffers(), dir.path()).unwrap();
         let merged = family::load(dir.path().to_str().unwrap()).unwrap().chain().unwrap();
         Model::new(case.path.clone(), merged, gradient_name(&case.name)).assert_loss();
+    }
+}
+
+/// Writes the initial weights of a chain.
+fn write(chain: &Chain, writer: &dyn ModelWriter, dir: &Path) {
+    writer.write(chain, &StoredWeights::new(chain, 0), dir).unwrap();
+}
+
+/// The sha256 of tensors, by case, type of the base, and tensor.
+type Merged = BTreeMap<String, BTreeMap<String, BTreeMap<String, String>>>;
+
+#[test]
+fn merged_weights_have_the_bits_of_peft() {
+    let merged: Merged = serde_json::from_str(include_str!("../fixtures/peft/merged.json")).unwrap();
+    let cases: Vec<Case> = cases().into_iter().filter(|case| merged.contains_key(&case.name)).collect();
+    assert_eq!(cases.len(), merged.len());
+    for (case, (dtype, saved)) in cases
+        .iter()
+        .flat_map(|case| [("float32", SavedType::F32), ("bfloat16", SavedType::Bf16)].map(|of| (case, of)))
+    {
+        let (dir, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write(&case.base.chain().unwrap(), case.base.writer(saved.into()).as_ref(), dir.path());
+        let base = family::load(dir.path().to_str().unwrap()).unwrap();
+        let lora = case.adapter.lora();
+        let chain = base.adapted(lora, Some(case.adapter.clone())).unwrap();
+        let writer = MergedWriter::new(base.as_ref(), lora.clone(), saved).unwrap();
+        write(&chain, &writer, out.path());
+        let bytes = std::fs::read(out.path().join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        for (name, expected) in &merged[&case.name][dtype] {
+            let found = format!("{:x}", Sha256::digest(file.tensor(name).unwrap().data()));
+            assert_eq!(found, *expected, "{} {dtype}: {name}", case.name);
+        }
     }
 }

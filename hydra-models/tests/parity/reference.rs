@@ -3,8 +3,8 @@
 use burn::tensor::Device;
 use hydra_core::optimizer::{AdamW, Elements, MomentMut, Optimizer as _, Step};
 use hydra_core::{
-    Activation, BackwardFrom, Chain, DeviceBytes, HostActivation, HostTensor, ModelWriter, ParamBufferReader,
-    Pass, ShardBackward, WeightError, backward_range, forward_range, promote_layers,
+    Activation, BackwardFrom, Chain, DeviceBytes, Encoding, HostActivation, HostTensor, ModelWriter,
+    ParamBufferReader, Pass, ShardBackward, WeightError, backward_range, forward_range, promote_layers,
 };
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
@@ -118,9 +118,12 @@ impl ParamBufferReader for ParamBuffers<'_> {
 }
 
 impl Model {
-    /// A model with the values of the chain's source.
+    /// A model with the values of the chain's source, or the blocks of those that are quantized.
     pub fn new(path: PathBuf, chain: Chain, hf_name: fn(&str) -> String) -> Self {
         let buffer = |index: usize| {
+            if chain.buffers()[index].encoding == Encoding::Nf4 {
+                return chain.initial_values(index, 0).unwrap().bytes;
+            }
             let mut out = vec![0.0; chain.buffers()[index].elements];
             chain.source().fill(&chain, index, 0, &mut out).unwrap();
             bytes::Bytes::copy_from_slice(bytemuck::cast_slice(&out))
@@ -152,7 +155,8 @@ impl Model {
         backward_range(layers, 0, x, from, &self.pass(&device), false)
     }
 
-    /// Asserts that the losses of AdamW's steps, and the loss after them, equal those of Transformers in `train.json`.
+    /// Asserts that the losses of AdamW's steps on what is trained, and the loss after them, equal those of Transformers or PEFT in
+    /// `train.json`.
     pub fn assert_trains(mut self) {
         let text = std::fs::read_to_string(self.path.join("train.json")).unwrap();
         let file: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -169,8 +173,9 @@ impl Model {
             let done = self.run();
             check(&done, expected, &self.path);
             let step = Step { index, rate: rule.lr(), decays: false };
-            for (layer, gradients) in self.chain.layers().iter().zip(done.layers) {
-                for (place, gradient) in layer.params.iter().zip(gradients) {
+            for (at, (layer, gradients)) in self.chain.layers().iter().zip(done.layers).enumerate() {
+                let places = layer.params.iter().zip(gradients).zip(self.chain.trained_params(at));
+                for ((place, gradient), _) in places.filter(|(_, trained)| *trained) {
                     let range = self.chain.buffers()[place.buffer].params[place.slot].range();
                     let gradient = gradient.expect("a gradient").into_host();
                     let mut values: Vec<f32> = bytemuck::pod_collect_to_vec(&self.buffers[place.buffer][..]);
