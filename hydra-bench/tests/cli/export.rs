@@ -450,4 +450,25 @@ fn adapters_of_a_quantized_base_are_evaluated_predicted_and_merged_on_it() {
     let sums = |name: &str| predicted.lines().take(16).map(|row| figure(row, name)).sum::<f64>();
     let mean = -sums("logprob") / sums("tokens");
     assert!((mean - quantized).abs() < 1e-5 * quantized, "{mean} for {quantized}");
+    // It continues conversations as the merged model does, and to the same bits in shards.
+    let chats = root.path().join("chats.jsonl");
+    let chat = |said: &str| format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{said}\"}}]}}\n");
+    fs::write(&chats, ["Praise the film", "Praise a soup"].map(chat).concat()).unwrap();
+    let generated = |of: &str| {
+        let (said, _) =
+            done(format!("generate {of} --prompts {} --max-new-tokens 8 --json", chats.display()));
+        said.lines().map(|row| serde_json::from_str(row).unwrap()).collect::<Vec<serde_json::Value>>()
+    };
+    let adapted = format!("--model {model} --adapter {adapter}");
+    let whole = generated(&format!("{adapted} --devices cpu:1x2"));
+    let cut = generated(&format!("{adapted} --devices cpu:2x1 --device-memory 16MiB --cuts 1,2 --no-cache"));
+    assert_eq!((&cut, whole.len()), (&whole, 2));
+    assert!(whole[0]["prompt"].as_str().unwrap().contains("Praise the film"), "{}", whole[0]);
+    for (one, other) in
+        whole.iter().zip(generated(&format!("--model {} --devices cpu:1x2", merged.display())))
+    {
+        assert_eq!(one["token_ids"], other["token_ids"]);
+        let [one, other] = [one, &other].map(|row| row["logprob"].as_f64().unwrap());
+        assert!((one - other).abs() < 1e-4, "{one} for {other}");
+    }
 }

@@ -199,7 +199,23 @@ fn rows_are_prompts_in_several_forms() {
     fs::write(&lines, "ab\n\n").unwrap();
     let [of_lines, _] = noted(&command.replace("prompts.jsonl", "prompts.txt"));
     assert_eq!(rows(&of_lines), found[..1]);
+    let chat = json!({"messages": [{"role": "user", "content": "Praise the film"}]});
+    fs::write(&file, row(chat)).unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/preferences/llama");
+    let [of_messages, of_text] =
+        [format!("--prompts {}", file.display()), "--chat".to_owned()].map(|given| {
+            let command = format!("generate --model {} --max-new-tokens 3 --json {given}", model.display());
+            let mut words: Vec<&str> = command.split_whitespace().collect();
+            words
+                .extend((given == "--chat").then_some(["--prompt", "Praise the film"]).into_iter().flatten());
+            let output = crate::common::hydra(&words).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            rows(&String::from_utf8_lossy(&output.stdout))
+        });
+    assert_eq!((&of_messages, of_messages.len()), (&of_text, 1));
+    assert_ne!(of_messages[0]["prompt"], "Praise the film", "the template adds to it");
     let out = dir.path().join("out.jsonl");
+    fs::write(&file, row(json!({"prompt": "ab"})) + &row(json!({"input_ids": [97, 98]}))).unwrap();
     let [printed, _] = noted(&format!("{} --out {}", command.replace("--json ", ""), out.display()));
     assert_eq!((printed.as_str(), rows(&fs::read_to_string(out).unwrap())), ("", found));
 }
