@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,17 +15,16 @@ from hydra_train.torch._chain import Chain
 from hydra_train.torch._memory import name_of
 
 
-def chain(
-    model: torch.nn.Module, *, inputs: Sequence[str] = ("input_ids", "attention_mask", "labels"), **settings: Any
-) -> Chain:
+def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **settings: Any) -> Chain:
     """Cuts a model of Transformers into a chain: the embeddings, each block, and the rest with the head and the model's own loss.
 
-    The parts run the model's own code. Their loss is compared with the model's for one batch, and a model for which it differs
-    is refused.
+    The parts run the model's own code. Their loss is compared with the model's for one batch, in an evaluation and in training, and
+    a model for which it differs is refused.
 
-    :param model: a model with a head and a loss, of a class that is built like those of Llama, Gemma, GPT-2 or BERT, or such a model
-        with adapters of PEFT in its layers. ``load`` gives the same kind of model.
-    :param inputs: the arguments of the model that a batch has; `labels` must be one.
+    :param model: a model with a head and a loss, of a class that is built like those of Llama, Phi, GPT-2, BERT, DistilBERT or ViT, or
+        such a model with adapters of PEFT in its layers. ``load`` gives the same kind of model.
+    :param inputs: the arguments of the model that a batch has; `labels` must be one. By default ``input_ids``, ``attention_mask`` and
+        ``labels``, or for a model of images ``pixel_values`` and ``labels``.
     :param settings: other settings of ``Chain``. Functions of ``loss`` and ``metrics`` get the model's outputs, such as
         ``outputs.logits``; the loss is the model's own by default.
     """
@@ -33,40 +34,70 @@ def chain(
     inner = getattr(model, "base_model", model)
     family = next((each for each in _FAMILIES if each.fits(inner)), None)
     if family is None or inner is model:
-        raise UsageError(
-            f"`{name_of(type(model))}` is not built like the models that `chain` cuts, which have a head and a list of blocks in "
-            f"{', '.join(f'`{each.blocks}`' for each in _FAMILIES)}: pass a list of modules to `Chain`",
-            keyword="model",
-        )
-    if "labels" not in inputs or inputs[0] != "input_ids":
-        raise UsageError(f"`inputs` begins with input_ids and has labels, found {', '.join(inputs)}", keyword="model")
+        raise _not_built_so(model, inner)
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    if inputs is None:
+        inputs = [main, *(["attention_mask"] if main == "input_ids" else []), "labels"]
+    if "labels" not in inputs or inputs[0] != main:
+        raise UsageError(f"`inputs` begins with {main} and has labels, found {', '.join(inputs)}", keyword="model")
     # The heads of classifiers on decoders look for the last token that is no padding.
-    by_ids = type(model).__name__.endswith("ForSequenceClassification") and family.last != "pooler"
+    by_ids = type(model).__name__.endswith("ForSequenceClassification") and family.is_decoder
     after = [key for key in inputs if key in ("attention_mask", "labels") or (by_ids and key == "input_ids")]
+    hidden = ["inputs_embeds" if main == "input_ids" else main, *after]
+    options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
     blocks = inner.get_submodule(family.blocks)
-    cut = [_Part(family.part(inner, [], inner.config, True), inputs, after, True)]
+    cut = [_Part(family.part(inner, [], inner.config, True), inputs, after, True, options)]
     for at, block in enumerate(blocks):
         kinds = getattr(inner.config, "layer_types", None)
         config = copy.copy(inner.config)
         config.__dict__.update({"layer_types": [kinds[at]]} if kinds else {})
-        cut.append(_Part(family.part(inner, [block], config, False), ["inputs_embeds", *after], after, True))
+        cut.append(_Part(family.part(inner, [block], config, False), hidden, after, True, options))
     name = next(name for name, each in model.named_children() if each is inner)
     ends = family.part(inner, [], inner.config, False, ends=True)
     head = _shallow(model, {name: _WithoutIds(ends) if by_ids else ends})
-    cut.append(_Part(head, ["inputs_embeds", *after], [], False))
+    cut.append(_Part(head, hidden, [], False, options))
     names = ["embed", *(f"block{at}" for at in range(len(blocks))), "head"]
     causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": given, "loss": _own_loss}
     defaults["loss_targets"] = _predicted_tokens if causal else _labelled
-    _check_cut(given, model, cut, inputs, causal)
+    _check_cut(given, model, cut, inputs, options)
     return Chain(dict(zip(names, cut)), inputs=inputs, **(defaults | settings))
 
 
-class _Family:
-    """Where a model of Transformers has its blocks, what makes their input, and what follows them."""
+def _not_built_so(model: torch.nn.Module, inner: torch.nn.Module) -> UsageError:
+    """Returns the error for a model that no family fits."""
+    if inner is model:
+        met = "it has no head, which computes a loss from `labels`"
+    elif getattr(inner.config, "is_encoder_decoder", False):
+        met = "it has an encoder and a decoder"
+    else:
+        met = f"its {type(inner).__name__} has {', '.join(f'`{name}`' for name, _ in inner.named_children())}"
+    return UsageError(
+        f"`{name_of(type(model))}` is not built like the models that `chain` cuts, which have a head and one list of blocks in "
+        f"{', '.join(f'`{blocks}`' for blocks in dict.fromkeys(each.blocks for each in _FAMILIES))}, after their embeddings: {met}. Pass "
+        "a list of modules to `Chain`",
+        keyword="model",
+    )
 
-    def __init__(self, blocks: str, embeddings: Mapping[str, Callable[[], torch.nn.Module]], last: str) -> None:
-        self.blocks, self.embeddings, self.last = blocks, embeddings, last
+
+class _Family:
+    """Where a model of Transformers has its blocks, what makes their input, and what follows them.
+
+    A model may lack what is ``before`` the blocks, between the embeddings and them, and what is ``after`` them.
+    """
+
+    def __init__(
+        self,
+        blocks: str,
+        embeddings: Mapping[str, Callable[[], torch.nn.Module]],
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+    ) -> None:
+        self.blocks, self.embeddings, self.before, self.after = blocks, embeddings, before, after
+
+    @property
+    def is_decoder(self) -> bool:
+        return "embeddings" not in self.embeddings
 
     def fits(self, inner: torch.nn.Module) -> bool:
         paths = [self.blocks, *self.embeddings]
@@ -82,8 +113,9 @@ class _Family:
         changed: dict[str, torch.nn.Module | None] = {self.blocks: torch.nn.ModuleList(blocks)}
         if not embeds:
             changed |= {path: make() for path, make in self.embeddings.items()}
+            changed |= {path: torch.nn.Identity() for path in self.before}
         if not ends:
-            changed[self.last] = None if self.last == "pooler" else torch.nn.Identity()
+            changed |= {path: None if path == "pooler" else torch.nn.Identity() for path in self.after}
         part = _shallow(inner, changed)
         part.config = config
         return part
@@ -103,8 +135,13 @@ class _WithoutIds(torch.nn.Module):
 class _Given(torch.nn.Module):
     """Embeddings that return what they are given."""
 
-    def forward(self, *_: Any, inputs_embeds: Any = None, **__: Any) -> Any:
-        return inputs_embeds
+    def __init__(self) -> None:
+        super().__init__()
+        # Models of images read the type of this weight.
+        self.patch_embeddings = SimpleNamespace(projection=SimpleNamespace(weight=torch.empty(0)))
+
+    def forward(self, *given: Any, inputs_embeds: Any = None, **_: Any) -> Any:
+        return next(each for each in (inputs_embeds, *given) if each is not None)
 
 
 class _Zero(torch.nn.Module):
@@ -115,26 +152,32 @@ class _Zero(torch.nn.Module):
 
 
 _FAMILIES = [
-    _Family("layers", {"embed_tokens": _Given}, "norm"),
-    _Family("h", {"wte": _Given, "wpe": _Zero, "drop": torch.nn.Identity}, "ln_f"),
-    _Family("encoder.layer", {"embeddings": _Given}, "pooler"),
+    _Family("layers", {"embed_tokens": _Given}, before=["embed_dropout"], after=["norm", "final_layernorm"]),
+    _Family("layers", {"embed_in": _Given}, before=["emb_dropout"], after=["final_layer_norm"]),
+    _Family("h", {"wte": _Given, "wpe": _Zero, "drop": torch.nn.Identity}, after=["ln_f"]),
+    _Family("encoder.layer", {"embeddings": _Given}, after=["layernorm", "pooler"]),
+    _Family("layers", {"embeddings": _Given}, after=["layernorm", "final_norm", "pooler"]),
+    _Family("transformer.layer", {"embeddings": _Given}),
 ]
 
 
 class _Part(torch.nn.Module):
     """A part of a model of Transformers, which passes on what the parts after it need."""
 
-    def __init__(self, model: torch.nn.Module, takes: Sequence[str], passes: Sequence[str], is_inner: bool) -> None:
+    def __init__(
+        self, model: torch.nn.Module, takes: Sequence[str], passes: Sequence[str], is_inner: bool, options: Mapping[str, Any]
+    ) -> None:
         super().__init__()
         self.model, self.takes, self.passes, self.is_inner = model, list(takes), list(passes), is_inner
+        self.options = options
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         given = dict(zip(self.takes, tensors))
         if not self.is_inner:
-            return self.model(**given, use_cache=False)
+            return self.model(**given, **self.options)
         others = {"labels", "input_ids"} if "inputs_embeds" in given else {"labels"}
         arguments = {key: value for key, value in given.items() if key not in others}
-        hidden = self.model(**arguments, use_cache=False).last_hidden_state
+        hidden = self.model(**arguments, **self.options).last_hidden_state
         return (hidden, *(given[key] for key in self.passes))
 
 
@@ -152,46 +195,79 @@ def _shallow(module: torch.nn.Module, changed: Mapping[str, torch.nn.Module | No
 
 
 def _check_cut(
-    given: torch.nn.Module, model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: Sequence[str], causal: bool
+    given: torch.nn.Module, model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: Sequence[str], options: Mapping[str, Any]
 ) -> None:
     """Compares the loss of the parts of `model` with that of the `given` one, which may have adapters around it."""
-    ids = torch.arange(24).reshape(2, 12) * 7 % model.config.vocab_size
-    mask = (torch.arange(12) < torch.tensor([[12], [9]])).long()
-    padding = getattr(model.config, "pad_token_id", None)
-    if padding is not None:
-        # Some heads look for the last token that is no padding.
-        ids = torch.where(mask > 0, ids, padding)
-    masked_lm = type(model).__name__.endswith("ForMaskedLM")
-    of_tokens = type(model).__name__.endswith("ForTokenClassification")
-    if causal or masked_lm:
-        labels = torch.where(mask > 0, ids, -100)
-    elif getattr(model.config, "problem_type", None) == "multi_label_classification":
-        labels = torch.zeros(2, model.config.num_labels)
-    else:
-        labels = torch.zeros((2, 12) if of_tokens else 2, dtype=torch.long)
-    tensors = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids), "labels": labels}
+    tensors, name = _example(model), name_of(type(given))
     unknown = [key for key in inputs if key not in tensors]
     if unknown:
         raise UsageError(f"`chain` passes no `{unknown[0]}` on; it knows {', '.join(tensors)}", keyword="model")
     modes = [(each, each.training) for part in (given, *cut) for each in part.modules()]
+    problem = getattr(model.config, "problem_type", None)
     try:
-        for part in (given, *cut):
-            part.eval()
-        with torch.no_grad():
-            expected = given(**{key: tensors[key] for key in inputs}, use_cache=False).loss
-            found: Any = [tensors[key] for key in inputs]
-            for part in cut:
-                found = part(*found)
-            found = found.loss
+        # In training, what a part draws more than once, or not at all, shifts everything that is drawn after it.
+        for training in (False, True):
+            expected, found = (_loss(parts, [tensors[key] for key in inputs], training) for parts in ([_Whole(given, inputs, options)], cut))
+            if expected is None:
+                raise UsageError(f"`{name}` cannot be cut: it returns no loss for `labels`", keyword="model")
+            if not torch.allclose(found, expected, rtol=1e-5):
+                where = "in training the loss" if training else "the loss"
+                raise UsageError(f"`{name}` cannot be cut: {where} of its parts is {found}, and its own {expected}", keyword="model")
+    except UsageError:
+        raise
     except Exception as error:
-        raise UsageError(f"`{name_of(type(given))}` cannot be cut: {type(error).__name__}: {error}", keyword="model") from error
+        raise UsageError(f"`{name}` cannot be cut: {type(error).__name__}: {error}", keyword="model") from error
     finally:
         for each, mode in modes:
             each.training = mode
-    if expected is None or not torch.allclose(found, expected, rtol=1e-5):
-        raise UsageError(
-            f"`{name_of(type(given))}` cannot be cut: the loss of its parts is {found}, and its own {expected}", keyword="model"
-        )
+        # A model chooses it by the first labels.
+        if hasattr(model.config, "problem_type"):
+            model.config.problem_type = problem
+
+
+class _Whole(torch.nn.Module):
+    """A model that gets its arguments by their order, as its first part does."""
+
+    def __init__(self, model: torch.nn.Module, takes: Sequence[str], options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.takes, self.options = model, list(takes), options
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.model(**dict(zip(self.takes, tensors)), **self.options)
+
+
+def _loss(parts: Sequence[torch.nn.Module], tensors: Sequence[torch.Tensor], training: bool) -> Any:
+    """Returns the loss of parts that run one after the other, with the same draws for the same order of operations."""
+    found: Any = tensors
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for part in parts:
+            found = part.train(training)(*found)
+    return found.loss
+
+
+def _example(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns two items with all arguments that parts know."""
+    kind, config = type(model).__name__, model.config
+    ids = torch.arange(24).reshape(2, 12) * 7
+    mask = (torch.arange(12) < torch.tensor([[12], [9]])).long()
+    if getattr(model, "main_input_name", "") == "pixel_values":
+        height, width = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+        shape = (2, config.num_channels, height, width)
+        found = {"pixel_values": torch.linspace(-1, 1, math.prod(shape)).reshape(shape)}
+    else:
+        padding = getattr(config, "pad_token_id", None)
+        ids = ids % config.vocab_size
+        # Some heads look for the last token that is no padding.
+        ids = ids if padding is None else torch.where(mask > 0, ids, padding)
+        found = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    if kind.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM")):
+        labels = torch.where(mask > 0, ids, -100)
+    elif getattr(config, "problem_type", None) == "multi_label_classification":
+        labels = torch.zeros(2, config.num_labels)
+    else:
+        labels = torch.zeros((2, 12) if kind.endswith("ForTokenClassification") else 2, dtype=torch.long)
+    return found | {"labels": labels}
 
 
 def _own_loss(outputs: Any, _: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -205,5 +281,5 @@ def _predicted_tokens(batch: Mapping[str, torch.Tensor]) -> int:
 
 def _labelled(batch: Mapping[str, torch.Tensor]) -> int:
     """Returns the number of labels, of tokens or of sequences, that the mean loss is over."""
-    labels = batch["labels"]
-    return int((labels != -100).sum()) if labels.shape == batch["input_ids"].shape else len(labels)
+    labels, ids = batch["labels"], batch.get("input_ids")
+    return int((labels != -100).sum()) if ids is not None and labels.shape == ids.shape else len(labels)

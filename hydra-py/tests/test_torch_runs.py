@@ -1,0 +1,371 @@
+"""Runs of modules of PyTorch: more kinds of models, the bits of a plain loop, and every feature that a run of Hydra's own models has."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydra_train as hydra
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+
+import numpy  # noqa: E402
+
+from hydra_train.torch import Chained, chain  # noqa: E402
+from test_torch import PLAIN, cross_entropy, normalized, perceptron, right, rows, tokens, trained, transformers_model  # noqa: E402
+
+nn, functional = torch.nn, torch.nn.functional
+ADAMW: dict[str, Any] = PLAIN | {"optimizer": "adamw", "weight_decay": 0.01, "lr": 1e-3}
+
+
+# Models of Transformers that `test_torch.py` does not have.
+
+SMALL: dict[str, Any] = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 1}
+IMAGES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+IMAGES |= {"image_size": 16, "patch_size": 4, "num_labels": 3}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ViT": ("ForImageClassification", IMAGES),
+    "Phi": ("ForCausalLM", SMALL),
+    "GPTNeoX": ("ForCausalLM", SMALL),
+    "DistilBert": ("ForSequenceClassification", {"vocab_size": 256, "dim": 64, "hidden_dim": 256, "n_layers": 2, "n_heads": 4}),
+    "ModernBert": ("ForSequenceClassification", SMALL | {"cls_token_id": 1, "sep_token_id": 2}),
+}
+
+
+def model_of(name: str, **settings: Any) -> Any:
+    """Returns a model with weights that are always the same."""
+    if name not in MODELS:
+        return transformers_model(name)
+    transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
+    kind, config = MODELS[name]
+    torch.manual_seed(7)
+    return getattr(transformers, name + kind)(getattr(transformers, f"{name}Config")(**(config | settings)))
+
+
+def without_dropout(model: Any) -> Any:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def images(items: int = 16) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(5)
+    pixels = torch.randn(items, 3, 16, 16, generator=generator)
+    return [{"pixel_values": each, "labels": torch.tensor([at % 3])} for at, each in enumerate(pixels)]
+
+
+#: Device memory for less than a model.
+BUDGETS = {"ViT": "2MiB", "Phi": "3.25MiB", "GPTNeoX": "3.25MiB", "DistilBert": "3.25MiB", "ModernBert": "3.5MiB"}
+
+
+def data_of(name: str) -> list[dict[str, Any]]:
+    if name == "ViT":
+        return images()
+    if name in ("DistilBert", "ModernBert", "Bert"):
+        return [row | {"labels": row["labels"][:1] % 2} for row in tokens()]
+    return tokens()
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_more_models_train_as_in_pytorch_and_to_the_same_bits_when_cut(name: str, tmp_path: Path) -> None:
+    model, data = without_dropout(model_of(name)), data_of(name)
+    whole = trained(chain(model), data, **(ADAMW | {"steps": 4}))
+    cut = trained(chain(model), data, **(ADAMW | {"steps": 4, "devices": "cpu:2x1", "device_memory": BUDGETS[name]}))
+    assert whole.report["shards"] == 1 < cut.report["shards"]
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+    plain = without_dropout(model_of(name)).train()
+    optimizer, losses = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01), []
+    for step in range(4):
+        loss = plain(**torch.utils.data.default_collate(data[step * 4 : step * 4 + 4])).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert whole.losses == pytest.approx(losses, rel=1e-5)
+    exact = without_dropout(model_of(name)).train()
+    assert whole.losses == plain_loop(exact, lambda batch: exact(**batch).loss, data, [1e-3] * 4)
+    loaded = cut.load()
+    assert_same_bits(loaded, exact)
+    loaded.save_pretrained(tmp_path)
+    batch = torch.utils.data.default_collate(data[:2])
+    with torch.no_grad():
+        assert torch.equal(type(model).from_pretrained(tmp_path).eval()(**batch).logits, loaded.eval()(**batch).logits)
+
+
+def test_draws_and_metrics_of_an_image_classifier() -> None:
+    def accuracy(outputs: Any, batch: Any) -> Any:
+        return (outputs.logits.argmax(-1) == batch["labels"].reshape(-1)).sum()
+
+    model = model_of("ViT", hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+    data = {"train": images(), "validation": images()[:6]}
+    made = chain(model, metrics={"accuracy": accuracy})
+    whole, cut = (trained(made, data, **(ADAMW | {"steps": 4} | more)) for more in ({}, {"cuts": [1, 2], "devices": "cpu:2x1"}))
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+    batch = torch.utils.data.default_collate(data["validation"])
+    with torch.no_grad():
+        outputs = whole.load().eval()(**batch)
+    assert whole.report["validation"]["metrics"] == {"accuracy": accuracy(outputs, batch).item() / 6}
+
+
+def test_models_that_are_not_cut_are_refused_by_what_they_have() -> None:
+    transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
+    t5 = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    opt = transformers.OPTConfig(vocab_size=64, hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=16)
+    for model, expected in [
+        (transformers.T5EncoderModel(transformers.T5Config(**t5)), "T5EncoderModel` is not built like .* it has no head, which computes a loss"),
+        (transformers.T5ForSequenceClassification(transformers.T5Config(**t5)), "it has an encoder and a decoder"),
+        (transformers.OPTForCausalLM(opt), "its OPTModel has `decoder`"),
+        (transformers.BertForQuestionAnswering(transformers.BertConfig(**SMALL)), "returns no loss for `labels`"),
+    ]:
+        with pytest.raises(hydra.UsageError, match=expected):
+            chain(model)
+    with pytest.raises(hydra.UsageError, match="begins with pixel_values and has labels"):
+        chain(model_of("ViT"), inputs=["input_ids", "labels"])
+    model = model_of("Phi").train()
+
+    class Dropped(type(model.model)):
+        """Draws after the blocks, so that each part would."""
+
+        def forward(self, *given: Any, **more: Any) -> Any:
+            outputs = super().forward(*given, **more)
+            outputs.last_hidden_state = functional.dropout(outputs.last_hidden_state, 0.5, self.training)
+            return outputs
+
+    model.model.__class__ = Dropped
+    with pytest.raises(hydra.UsageError, match="cannot be cut: in training the loss of its parts is"):
+        chain(model)
+    assert all(each.training for each in model.modules())
+
+
+# The plain loop with Hydra's arithmetic.
+
+
+def fused(a: Any, b: Any, c: Any) -> Any:
+    """Returns a * b + c of float32, rounded once."""
+    exact, c = a.astype(numpy.float64) * b.astype(numpy.float64), numpy.asarray(c, numpy.float64)
+    total = exact + c
+    part = total - exact
+    rest = (exact - (total - part)) + (c - part)
+    # Rounded to odd: the rounding to float32 that follows is then that of the exact sum.
+    is_even = total.view(numpy.int64) & 1 == 0
+    odd = numpy.nextafter(total, numpy.where(rest > 0, numpy.inf, -numpy.inf))
+    return numpy.where((rest != 0) & is_even, odd, total).astype(numpy.float32)
+
+
+def power(base: float, exponent: int) -> float:
+    """Returns a power by repeated squaring, as compiled code computes it."""
+    result = 1.0
+    while exponent:
+        result *= base if exponent & 1 else 1.0
+        base, exponent = base * base, exponent >> 1
+    return result
+
+
+class AdamW:
+    """AdamW in the order of operations of ``hydra-core/src/optimizer/adamw.rs``, in float32."""
+
+    def __init__(self, parameters: Iterable[Any], weight_decay: float = 0.01) -> None:
+        self.parameters, self.weight_decay, self.steps = list(parameters), weight_decay, 0
+        self.moments = [[numpy.zeros(tuple(each.shape), numpy.float32) for _ in range(2)] for each in self.parameters]
+
+    def step(self, lr: float) -> None:
+        self.steps += 1
+        single, beta1, beta2 = numpy.float32, 0.9, 0.999
+        step_size = single(lr / (1 - power(beta1, self.steps)))
+        root = single(numpy.sqrt(1 - power(beta2, self.steps)))
+        shrink, rest1, rest2 = single(1 - lr * self.weight_decay), single(1 - beta1), single(1 - beta2)
+        for parameter, moments in zip(self.parameters, self.moments, strict=True):
+            p, g = parameter.detach().numpy(), parameter.grad.numpy()
+            m = fused(single(beta1), moments[0], rest1 * g)
+            v = fused(single(beta2), moments[1], rest2 * (g * g))
+            p[...] = fused(-step_size, m / (numpy.sqrt(v) / root + single(1e-8)), p * shrink)
+            moments[:] = m, v
+
+
+def plain_loop(module: Any, loss_of: Callable[[Any], Any], data: Any, rates: Iterable[float]) -> list[float]:
+    """Trains on four rows a step, with a learning rate for each, and returns the losses."""
+    parameters = [each for each in module.parameters() if each.requires_grad]
+    optimizer, losses, threads = AdamW(parameters), [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    for step, rate in enumerate(rates):
+        batch = torch.utils.data.default_collate([data[(step * 4 + at) % len(data)] for at in range(4)])
+        module.zero_grad()
+        loss = loss_of(batch)
+        loss.backward()
+        optimizer.step(rate)
+        losses.append(loss.item())
+    torch.set_num_threads(threads)
+    return losses
+
+
+def assert_same_bits(found: Any, expected: Any) -> None:
+    for (name, each), other in zip(found.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(each, other), name
+
+
+def test_the_rounding_of_the_plain_loop_is_that_of_one_operation() -> None:
+    # The product is 1 + 2^-11 + 2^-24, half a unit in the last place over a number of float32.
+    factor = numpy.array([1 + 2**-12], numpy.float32)
+    for added, expected in [(0, 1 + 2**-11), (2**-60, 1 + 2**-11 + 2**-23), (-(2**-60), 1 + 2**-11), (-1, 2**-11 + 2**-24)]:
+        assert fused(factor, factor, numpy.float32(added))[0] == numpy.float32(expected)
+
+
+@pytest.mark.parametrize("name", ["perceptron", "GPT2"])
+def test_the_plain_loop_with_the_same_arithmetic_has_the_same_bits(name: str) -> None:
+    is_own = name == "perceptron"
+    made = perceptron() if is_own else chain(without_dropout(model_of(name)))
+    data = rows() if is_own else tokens()
+    plain = Chained(perceptron().modules) if is_own else without_dropout(model_of(name)).train()
+    losses = plain_loop(plain, lambda batch: cross_entropy(plain(batch["x"]), batch) if is_own else plain(**batch).loss, data, [1e-3] * 4)
+    task = trained(made, data, **(ADAMW | {"steps": 4, "cuts": [2]}))
+    assert task.losses == losses
+    assert_same_bits(task.load(), plain)
+
+
+# Features of a run.
+
+
+def hashes(run: Any) -> dict[str, str]:
+    return {name: task.weights_sha256 for name, task in run.tasks.items()}
+
+
+def test_a_hugging_face_dataset_has_the_bits_of_its_rows_and_resumes() -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets of Hugging Face is not installed here")
+
+    def splits() -> Any:
+        table = datasets.Dataset.from_dict({key: [row[key].tolist() for row in rows()] for key in ("x", "y")})
+        return datasets.DatasetDict({"train": table, "validation": table.select(range(6))})
+
+    expected = trained(perceptron(), {"train": rows(), "validation": rows()[:6]})
+    found = trained(perceptron(), splits().with_format("torch"))
+    assert (found.losses, found.weights_sha256, found.validation) == (expected.losses, expected.weights_sha256, expected.validation)
+    # A collate function makes the tensors of a dataset without a format.
+    stacked = perceptron(collate=lambda items: {key: torch.tensor([item[key] for item in items]) for key in items[0]})
+    assert trained(stacked, splits()).weights_sha256 == expected.weights_sha256
+    with pytest.raises(hydra.UsageError, match="with_format"):
+        trained(perceptron(), splits())
+    settings = PLAIN | {"lr": 1e-3, "steps": 300}
+    run = hydra.select(model=perceptron(), data=splits().with_format("torch"), checkpoint_every="10", **settings)
+    next(event for event in run if event["event"] == "minibatch")
+    run.stop()
+    run.wait()
+    resumed = hydra.resume(run.directory, model=perceptron(), data=splits().with_format("torch")).wait()
+    assert hashes(resumed) == hashes(hydra.select(model=perceptron(), data=rows(), **settings).wait())
+
+
+def test_masters_on_the_disk_have_the_bits_of_those_in_memory(tmp_path: Path) -> None:
+    settings = ADAMW | {"lr": [1e-2, 1e-3], "steps": 4}
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    in_memory = hydra.select(model=perceptron(normalized, depth=12), data=rows(), **settings).wait()
+    small = {"host_memory": "6MiB", "disk_memory": "64MiB", "disk": disk, "device_memory": "3MiB"}
+    on_disk = hydra.select(model=perceptron(normalized, depth=12), data=rows(), **(settings | small)).wait()
+    assert hashes(on_disk) == hashes(in_memory)
+    assert all(task.report["disk_bytes"] > 0 and task.report["shards"] > 1 for task in on_disk.tasks.values())
+    assert on_disk.report["transfers"]["disk_read_bytes"] > 0 < on_disk.report["transfers"]["disk_written_bytes"]
+    assert on_disk.report["host_peak_bytes"] <= 6 << 20
+    assert not list(disk.iterdir()), "a file is left on the disk"
+
+
+def test_a_fork_has_the_bits_of_a_plain_loop_that_changes_the_rate() -> None:
+    settings = ADAMW | {"steps": 1_000_000}
+    run = hydra.select(model=perceptron(depth=2), data=rows(), reserve_for_forks=True, **settings)
+    next(event for event in run if event["event"] == "minibatch")
+    task = next(iter(run.tasks.values()))
+    place = task.pause()
+    same, slower = task.fork(name="same", steps=place + 4), task.fork(name="slower", lr=1e-4, steps=place + 4)
+    left = {"same", "slower"}
+    for event in run:
+        left -= {event["task"]} if event["event"] == "end" else set()
+        if not left:
+            break
+    run.stop()
+    run.wait()
+    for fork, rate in [(same, 1e-3), (slower, 1e-4)]:
+        plain = Chained(perceptron(depth=2).modules)
+        losses = plain_loop(plain, lambda batch: cross_entropy(plain(batch["x"]), batch), rows(), [1e-3] * place + [rate] * 4)
+        assert fork.losses[place:] == losses[place:]
+        assert_same_bits(fork.load(), plain)
+
+
+def test_the_dashboard_shows_losses_and_metrics(capfd: pytest.CaptureFixture[str]) -> None:
+    data, settings = {"train": rows(), "validation": rows(8, seed=2)}, ADAMW | {"steps": 1_000_000, "eval_every": 2}
+    run = hydra.select(model=perceptron(metrics={"accuracy": right}), data=data, serve="127.0.0.1:0", **settings)
+    evaluated = next(event for event in run if event["event"] == "evaluation" and event["kind"] == "periodic")
+    assert evaluated["loss"] > 0 and set(evaluated["metrics"]) == {"accuracy"}
+    # The dashboard has every loss of a task that is not long.
+    next(iter(run.tasks.values())).pause()
+    address = re.search(r"http://127\.0\.0\.1:\d+", capfd.readouterr().err)
+    assert address is not None
+
+    def shown(path: str) -> Any:
+        with urllib.request.urlopen(f"{address.group()}/api/runs{path}", timeout=60) as answer:
+            return json.load(answer)
+
+    (listed,) = shown("")
+    page = shown(f"/{urllib.parse.quote(listed['name'], safe='')}")
+    run.stop()
+    (task,) = run.wait().tasks.values()
+    (curve,), (row,) = page["curves"], page["tasks"]
+    assert len(curve["losses"]) >= evaluated["step"] and curve["losses"] == task.losses[: len(curve["losses"])]
+    found = dict(row["evaluations"])[evaluated["step"]]
+    assert (found["loss"], found["metrics"]) == (evaluated["loss"], evaluated["metrics"])
+
+
+@pytest.mark.parametrize("cuts", [[], [2]], ids=["whole", "cut"])
+def test_explain_trains_nothing_and_predicts_the_peak_of_a_device(cuts: list[int]) -> None:
+    made, settings = perceptron(), ADAMW | {"device_memory": "3.25MiB", "cuts": cuts or None}
+    parameters = [each for module in made.modules.values() for each in module.parameters()]
+    before = [(each.clone(), each._version) for each in parameters]
+    explained = hydra.explain(model=made, data=rows(), **settings)
+    assert not Path("runs").exists()
+    assert all(torch.equal(each, value) and each._version == version for each, (value, version) in zip(parameters, before, strict=True))
+    shards = explained["tasks"][0]["shard_needs"]
+    assert [(shard["first"], shard["end"]) for shard in shards] == list(zip([0, *cuts], [*cuts, 4]))
+    assert all(0 < shard["verified_bytes"] <= shard["peak_bytes"] < 1.1 * shard["verified_bytes"] for shard in shards)
+    assert explained["times"]["running_s"] > 0 and explained["prediction"]["makespan_s"] > 0
+
+    (device,) = hydra.select(model=made, data=rows(), **settings).wait().report["devices"]
+    predicted = explained["prediction"]["devices"][0]["peak_bytes"]
+    assert device["peak_measured"] and device["peak_bytes"] <= min(device["budget_bytes"], 1.1 * predicted)
+    # Whether the next shard is promoted before the peak of this one depends on the moment.
+    least = max(shard["verified_bytes"] for shard in shards) if cuts else predicted
+    assert device["peak_bytes"] >= 0.9 * least
+
+
+def spread(outputs: Any, _: Any) -> Any:
+    return (outputs[:, 0] - outputs[:, 1]).abs().sum()
+
+
+def test_a_search_stops_the_trials_with_the_worse_metric() -> None:
+    data, settings = {"train": rows(), "validation": rows(8, seed=2)}, {key: value for key, value in ADAMW.items() if key != "lr"}
+    made = perceptron(metrics={"spread": (spread, "min")})
+    rates = {"lr": "log:1e-5..1e-2"}
+    run = hydra.select(model=made, data=data, **(settings | {"steps": 9, "metric": "spread"}), search="halving", trials=6, sample=rates).wait()
+    found = {name: dict(task.report["evaluations"])[3] for name, task in run.tasks.items()}
+    kept = {name for name, task in run.tasks.items() if task.state == "done"}
+    by_metric = sorted(found, key=lambda name: found[name]["metrics"]["spread"])
+    assert kept == set(by_metric[:2]) and len(found) == 6
+    assert kept != set(sorted(found, key=lambda name: found[name]["loss"])[:2])
+    assert run.best.validation["metrics"]["spread"] == min(run.tasks[name].validation["metrics"]["spread"] for name in kept)
+
+
+def test_a_cluster_refuses_a_chain_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec", reason="fsspec is not installed here")
+    from hydra_train import ray as hydra_ray
+
+    with pytest.raises(hydra.UsageError, match="`model`") as caught:
+        hydra_ray.select(storage_path=tmp_path / "grid", model=perceptron(), data=rows(), lr=[1e-3])
+    assert caught.value.keyword == "model"
