@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import urllib.parse
 import urllib.request
@@ -369,3 +370,30 @@ def test_a_cluster_refuses_a_chain_by_name(tmp_path: Path) -> None:
     with pytest.raises(hydra.UsageError, match="`model`") as caught:
         hydra_ray.select(storage_path=tmp_path / "grid", model=perceptron(), data=rows(), lr=[1e-3])
     assert caught.value.keyword == "model"
+
+
+def test_ray_tune_trains_a_chain_to_the_same_bits(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed here: pip install 'ray[tune]'")
+    tune = pytest.importorskip("ray.tune", reason="Ray Tune is not installed here: pip install 'ray[tune]'")
+    from hydra_train import ray as hydra_ray
+
+    data = {"train": rows(), "validation": rows(8, seed=2)}
+    settings = {key: value for key, value in ADAMW.items() if key != "lr"} | {"eval_every": 2}
+    # Workers import the functions of the chain from here.
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, paths))}}
+    ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False, runtime_env=environment)
+    try:
+        tuner = tune.Tuner(
+            tune.with_parameters(hydra_ray.HydraTrainable, model=perceptron(), data=data),
+            param_space={**settings, "lr": tune.grid_search([1e-2, 1e-3])},
+            tune_config=tune.TuneConfig(metric="loss", mode="min"),
+            run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
+        )
+        results = tuner.fit()
+    finally:
+        ray.shutdown()
+    assert not results.errors
+    expected = hydra.select(model=perceptron(), data=data, lr=[1e-2, 1e-3], **settings).wait()
+    assert sorted(result.metrics["weights_sha256"] for result in results) == sorted(hashes(expected).values())
+    assert all(result.metrics["training_iteration"] == 3 for result in results)

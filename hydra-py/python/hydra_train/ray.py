@@ -95,6 +95,12 @@ def _prepared(storage: Storage, settings: Mapping[str, Any]) -> tuple[list[str],
                 "node, or with Ray Tune and `HydraTrainable`",
                 keyword=keyword,
             )
+    if hasattr(settings.get("model"), "modules"):
+        raise UsageError(
+            "`model` is a chain of PyTorch modules, which a grid on a cluster does not take: use Ray Tune, with "
+            "tune.with_parameters(HydraTrainable, model=chain, data=data), or `hydra_train.select` on one node",
+            keyword="model",
+        )
     data = settings.get("data")
     name = None
     if data is not None and not isinstance(data, (str, os.PathLike)):

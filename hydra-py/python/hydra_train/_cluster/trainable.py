@@ -26,16 +26,19 @@ STATE = "trial.json"
 class Devices:
     """The actor with the devices of a node: it trains one step of one trial at a time."""
 
-    def advance(self, directory: str, settings: Mapping[str, Any], evaluations: int) -> dict[str, Any]:
-        """Trains a trial until it has this number of evaluations, or to its end, and returns its task as in the report."""
+    def advance(self, directory: str, settings: Mapping[str, Any], evaluations: int, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Trains a trial until it has this number of evaluations, or to its end, and returns its task as in the report.
+
+        ``own`` has the model and the data if they are modules of PyTorch and a dataset.
+        """
         run = Path(directory)
         if not (run / "spec.toml").exists():
-            trial = hydra_train.train(**settings, out=run)
+            trial = hydra_train.train(**settings, **own, out=run)
         else:
             task = _task(run)
             if len(task["evaluations"]) >= evaluations or task["state"] == "done":
                 return task
-            trial = hydra_train.resume(run)
+            trial = hydra_train.resume(run, **own)
         at, steps = evaluations * int(settings["eval_every"]), None
         for event in trial:
             steps = event["steps"] if event["event"] == "task" else steps
@@ -57,12 +60,21 @@ class HydraTrainable(tune.Trainable):
     Each iteration trains ``eval_every`` minibatches, and reports ``loss``, ``perplexity`` and a classifier's metrics, such as
     ``f1_macro``, on the validation data, ``minibatches`` and, at the end, ``weights_sha256``. A checkpoint at the end has the model in ``run/models``. Restored trials are bit-identical to
     uninterrupted trials.
+
+    ``tune.with_parameters(HydraTrainable, model=chain, data=data)`` trains a ``hydra_train.torch.Chain`` on a dataset.
     """
 
-    def setup(self, config: dict[str, Any]) -> None:
+    def setup(self, config: dict[str, Any], model: Any = None, data: Any = None) -> None:
         if not config.get("eval_every"):
             raise UsageError("a trial needs `eval_every`: it reports after every `eval_every` minibatches", keyword="eval_every")
+        if hasattr(config.get("model"), "modules"):
+            raise UsageError(
+                "modules of PyTorch are no part of a trial's configuration: tune.with_parameters(HydraTrainable, model=chain, data=data)",
+                keyword="model",
+            )
         self._settings = {"progress": "none", **config}
+        # They may be large, and each step needs them.
+        self._own = ray.put({} if model is None else {"model": model, "data": data})
         self._folder = Folder("hydra-trial-")
         self._evaluations, self._ended = 0, False
         self._devices = _devices()
@@ -73,7 +85,7 @@ class HydraTrainable(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         self._evaluations += 1
-        task = ray.get(self._devices.advance.remote(str(self._run), self._settings, self._evaluations))
+        task = ray.get(self._devices.advance.remote(str(self._run), self._settings, self._evaluations, self._own))
         every = int(self._settings["eval_every"])
         found = {step: result for step, result in task["evaluations"]}.get(self._evaluations * every)
         last = task["state"] != "stopped" and (found is None or self._evaluations * every >= task["steps"])
