@@ -160,8 +160,10 @@ impl InitialWeights {
         let mut best = false;
         let mut start_hashes = self.start_hashes();
         for group in self.groups(reader.is_some()) {
-            // Before the files are read: what changes afterwards is noticed for the next task.
-            let versions: Vec<Version> = group.clone().map(|buffer| self.version(buffer)).collect();
+            // Before the files are read: what changes afterwards is noticed for the next task. A checkpoint may have other values
+            // than its files have now.
+            let version = |buffer| if reader.is_some() { None } else { self.version(buffer) };
+            let versions: Vec<Version> = group.clone().map(version).collect();
             let load = || self.load(group.clone(), reader.as_mut(), &versions, &start_hashes);
             let loaded = guarded(WHAT, load)?;
             for ((buffer, version), (params, hashes)) in group.clone().zip(versions).zip(loaded) {
