@@ -7,7 +7,7 @@ use crate::error::{EngineError, with_causes};
 use crate::observer::{RunEvent, Track, Work};
 use crate::optimizer::HostJob;
 use crate::protocol::{Event, Made, Ticket, Time, Written};
-use crate::stages::TaskState;
+use crate::stages::{Stage, TaskState};
 use crate::task::{Claim, Progress, Request};
 use hydra_core::{DeviceId, TaskId};
 use hydra_spill::{ParamBufferId, ParamBufferKind};
@@ -147,7 +147,11 @@ impl Run {
         let progress = match task.finished(claim, made.computed.measured.take(), time) {
             Ok(progress) => progress,
             Err(error) => {
-                let fate = task.fails_in(claim.what.step, error);
+                let fate = match claim.what.stage {
+                    // Nothing of the minibatch has been trained.
+                    Stage::Measure { .. } => task.fails_at(&claim.what, claim.ticket, error),
+                    _ => task.fails_in(claim.what.step, error),
+                };
                 return self.apply_fate(claim.task.0, fate);
             }
         };

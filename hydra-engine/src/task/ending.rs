@@ -73,7 +73,6 @@ impl LiveTask {
 
     fn go_to(&mut self, step: usize, stage: Stage) {
         self.cursor.go_to(step, stage);
-        self.underway.statistic = None;
     }
 
     /// The state of the task at rest, for a checkpoint.

@@ -245,7 +245,7 @@ impl LiveTask {
     /// Returns whether the loss of `next` waits for the statistic of its minibatch.
     pub(super) fn awaits_statistic(&self, next: &ShardTask) -> bool {
         let measures = self.cursor.program().measured_of(next.step) > 0;
-        measures && matches!(next.stage, Stage::Train { .. }) && self.underway.statistic.is_none()
+        measures && matches!(next.stage, Stage::Train { .. }) && self.microbatch_pass.statistic.is_none()
     }
 
     pub(super) fn has_final_masters(&self, next: &ShardTask) -> bool {
@@ -301,7 +301,7 @@ impl LiveTask {
             last: next.shard + 1 == self.info.shards.len(),
             input_gradients: next.kind == ShardTaskKind::Backward && next.shard > program.first_trained,
             weight,
-            statistic: matches!(next.stage, Stage::Train { .. }).then_some(self.underway.statistic).flatten(),
+            statistic: self.microbatch_pass.statistic.filter(|_| matches!(next.stage, Stage::Train { .. })),
             key: Pass::key_of(self.info.task.spec.seed, next.step, microbatch),
             step: next.step,
         };
@@ -361,9 +361,9 @@ impl LiveTask {
         } else if let Some(reading) = self.reading(next) {
             self.microbatch_pass.read(replica, next.stage, reading.batches()?);
         }
-        if next.stage == (Stage::Train { microbatch: 0 }) && self.underway.statistic.is_none() {
-            self.underway.statistic =
-                statistic_of_targets(self.info.chain(), self.microbatch_pass.minibatch())?;
+        if next.stage == (Stage::Train { microbatch: 0 }) && self.microbatch_pass.statistic.is_none() {
+            let minibatch = self.microbatch_pass.minibatch();
+            self.microbatch_pass.statistic = statistic_of_targets(self.info.chain(), minibatch)?;
         }
         Ok(())
     }
@@ -465,7 +465,11 @@ impl LiveTask {
             _ => self.underway.ended(stage.microbatch_pass(), ended),
         }
         while let Some(next) = self.underway.next() {
-            let next = self.checked(stage, step, next)?;
+            let next = match stage {
+                // Nothing is trained with this loss.
+                Stage::Measure { .. } => next,
+                _ => self.checked(stage, step, next)?,
+            };
             match stage {
                 Stage::Evaluate { rounds: true, .. } => {
                     self.underway.round.extend(next.measured.rows);
@@ -510,7 +514,7 @@ impl LiveTask {
     fn end_measured(&mut self, claim: &Claim) -> Result<Progress, EngineError> {
         if self.underway.known == self.cursor.program().measured_of(claim.what.step) {
             let statistic = self.underway.end_evaluation().statistic(self.info.chain())?;
-            self.underway.statistic = Some(statistic);
+            self.microbatch_pass.statistic = Some(statistic);
         }
         Ok(Progress::Nothing)
     }

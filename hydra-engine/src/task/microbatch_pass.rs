@@ -74,6 +74,8 @@ pub(crate) struct PassBuffers {
     of: Option<stages::MicrobatchPass>,
     /// The batches of the minibatch, one for each microbatch.
     minibatch: Vec<Batch>,
+    /// The objective's statistic of the minibatch, once it is known.
+    pub statistic: Option<f64>,
     replicas: Vec<GroupBuffers>,
 }
 
@@ -84,7 +86,14 @@ impl PassBuffers {
         let replicas = (0..replicas).map(|_| GroupBuffers::default()).collect();
         let targets_from =
             targets_from.map(|layer| shards.iter().take_while(|shard| shard.end <= layer).count());
-        Self { shards: shards.len(), targets_from, of: None, minibatch: Vec::new(), replicas }
+        Self {
+            shards: shards.len(),
+            targets_from,
+            of: None,
+            minibatch: Vec::new(),
+            statistic: None,
+            replicas,
+        }
     }
 
     /// Prepares for the outputs of a microbatch group that a replica starts; `next` is its first shard task. Drops
@@ -114,6 +123,7 @@ impl PassBuffers {
     /// Drops all batches and tensors.
     pub(crate) fn release(&mut self) {
         self.minibatch.clear();
+        self.statistic = None;
         self.replicas.iter_mut().for_each(|replica| *replica = GroupBuffers::default());
     }
 

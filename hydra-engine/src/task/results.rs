@@ -74,8 +74,6 @@ pub(crate) struct Underway {
     ahead: BTreeMap<usize, Ended>,
     /// Microbatches whose backward pass has ended.
     pub passes_done: usize,
-    /// The objective's statistic of the minibatch, once it is known.
-    pub statistic: Option<f64>,
 }
 
 /// A microbatch or batch whose loss is computed.
@@ -116,7 +114,7 @@ impl Underway {
 
     /// Ends the minibatch; returns its loss and its tokens (or items).
     pub(crate) fn end_minibatch(&mut self) -> (f64, usize) {
-        (self.known, self.passes_done, self.statistic) = (0, 0, None);
+        (self.known, self.passes_done) = (0, 0);
         (std::mem::take(&mut self.loss), std::mem::take(&mut self.units))
     }
 
