@@ -89,8 +89,8 @@ impl Drop for Drawing {
     }
 }
 
-/// Draws the trained buffers one after another, until it is ended or one fails. Frozen buffers are read by each task
-/// when they are stored, so that a file that changes meanwhile is noticed.
+/// Draws the trained buffers one after another, until it is ended or one fails. Frozen buffers are read when
+/// they are stored, and once for all tasks that share them unless their files change.
 fn draw(wanted: &[Wanted], values: &AheadOfTimeInit, ended: &AtomicBool) {
     for (index, Wanted { task, chain, seed }) in wanted.iter().enumerate() {
         let same = |other: &&Wanted| Arc::ptr_eq(&other.chain, chain) && other.seed == *seed;

@@ -73,6 +73,7 @@ pub use memory::{Budget, BudgetError, ELEMENT_ALIGN, Floats, NarrowFloats, Pinne
 pub use monitor::{Monitor, StdMonitor};
 pub use store::{
     DeviceMasters, DeviceMoment, DeviceNarrow, DeviceResidentStore, DeviceWriter, DiskStore, DramStore,
-    Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, Moment, PIECE, ParamBufferId, ParamBufferKind,
-    ParamBufferView, ParamBufferWriter, Rewrite, SharedStore, SourceFile, SpillError, TierStore, Version,
+    Files, Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, Moment, PIECE, ParamBufferId,
+    ParamBufferKind, ParamBufferView, ParamBufferWriter, Rewrite, SharedStore, SourceFile, SpillError,
+    TierStore,
 };

@@ -3,9 +3,13 @@
 use crate::{BufferParam, Chain, Encoding, FloatType, HostTensor, Init, Key};
 use rayon::prelude::*;
 use std::collections::BTreeSet;
+use std::fs::Metadata;
 use std::ops::Range;
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -47,9 +51,10 @@ pub trait WeightSource: Send + Sync {
         None
     }
 
-    /// The files that the values of the buffer at `buffer` are read from; none for values that are computed from nothing but
-    /// what [`origin`](Self::origin) identifies. With the default, `None`, the values are compared for each task.
-    fn files_of(&self, _chain: &Chain, _buffer: usize) -> Option<BTreeSet<PathBuf>> {
+    /// The files that the values of the buffer at `buffer` are read from, as they were when the source opened them; none for
+    /// values that are computed from nothing but what [`origin`](Self::origin) identifies. With the default, `None`, the values
+    /// are compared for each task.
+    fn files_of(&self, _chain: &Chain, _buffer: usize) -> Option<BTreeSet<FileVersion>> {
         None
     }
 
@@ -93,6 +98,40 @@ pub struct FileSpan {
     pub path: Arc<Path>,
     /// The offset of the first byte.
     pub offset: u64,
+}
+
+/// A file at a moment: its path, its size, and what a file system changes with its content.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileVersion {
+    path: PathBuf,
+    bytes: u64,
+    modified: Option<SystemTime>,
+    /// The device, the inode, and the time at which either the content or these were changed, in seconds and nanoseconds.
+    #[cfg(unix)]
+    status: (u64, u64, i64, i64),
+}
+
+impl FileVersion {
+    /// The version of the file at `path` that has this metadata.
+    pub fn new(path: &Path, metadata: &Metadata) -> Self {
+        Self {
+            path: path.to_owned(),
+            bytes: metadata.len(),
+            modified: metadata.modified().ok(),
+            #[cfg(unix)]
+            status: (metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// The size of the file.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns whether the file is as it was. A file that cannot be examined is not.
+    pub fn is_current(&self) -> bool {
+        self.path.metadata().is_ok_and(|now| Self::new(&self.path, &now) == *self)
+    }
 }
 
 /// Elements that [`Chain::read_parts`] reads at a time.
@@ -183,7 +222,7 @@ impl WeightSource for SeededInit {
         is_drawn(params).then(|| format!("seed {seed}, drawn as image {buffer}: {inits:?}"))
     }
 
-    fn files_of(&self, _: &Chain, _: usize) -> Option<BTreeSet<PathBuf>> {
+    fn files_of(&self, _: &Chain, _: usize) -> Option<BTreeSet<FileVersion>> {
         Some(BTreeSet::new())
     }
 

@@ -11,14 +11,13 @@ use crate::protocol::{Event, LoadedWeights, Reporter};
 use crate::task::TaskInfo;
 use crate::weights::{ParamHashes, WeightHash, initial_buffer, param_hashes};
 use crossbeam_channel::Receiver;
-use hydra_core::{BufferParam, Encoding, FileSpan, FloatType, ParamBufferLayout};
+use hydra_core::{BufferParam, Encoding, FileSpan, FileVersion, FloatType, ParamBufferLayout};
 use hydra_spill::{
-    Budget, DeviceLink, Floats, Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, NarrowFloats,
-    PIECE, ParamBufferId, Reservation, SharedStore, SourceFile, SpillError, TierStore, Version,
+    Budget, DeviceLink, Files, Floats, Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart,
+    NarrowFloats, PIECE, ParamBufferId, Reservation, SharedStore, SourceFile, SpillError, TierStore,
 };
 use rayon::prelude::*;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The initial parameters of a buffer.
@@ -143,7 +142,8 @@ pub(super) struct InitialWeights {
 }
 
 impl InitialWeights {
-    /// Stores the weights and hashes them as needed. Shared buffers that are already stored are compared.
+    /// Stores the weights and hashes them as needed. Shared buffers that are already stored are compared, unless the files that
+    /// they were read from are as they were.
     ///
     /// # Errors
     /// Weights that cannot be read, and [`EngineError::Changed`].
@@ -162,13 +162,13 @@ impl InitialWeights {
         for group in self.groups(reader.is_some()) {
             // Before the files are read: what changes afterwards is noticed for the next task. A checkpoint may have other values
             // than its files have now.
-            let version = |buffer| if reader.is_some() { None } else { self.version(buffer) };
-            let versions: Vec<Version> = group.clone().map(version).collect();
-            let load = || self.load(group.clone(), reader.as_mut(), &versions, &start_hashes);
+            let files = |buffer| if reader.is_some() { None } else { self.files(buffer) };
+            let files: Vec<Files> = group.clone().map(files).collect();
+            let load = || self.load(group.clone(), reader.as_mut(), &files, &start_hashes);
             let loaded = guarded(WHAT, load)?;
-            for ((buffer, version), (params, hashes)) in group.clone().zip(versions).zip(loaded) {
+            for ((buffer, files), (params, hashes)) in group.clone().zip(files).zip(loaded) {
                 hashes.iter().for_each(|hashes| start_hashes.add(self.is_frozen(buffer), hashes));
-                self.store_buffer(buffer, params, hashes, version)?;
+                self.store_buffer(buffer, params, hashes, files)?;
                 if let Some(reader) = &mut reader {
                     best |= guarded(WHAT, || self.restore_state(reader, buffer))?;
                 }
@@ -202,22 +202,18 @@ impl InitialWeights {
         self.info.admitted.shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer))
     }
 
-    /// The version of the files from which a shared buffer is read; `None` if it is unknown, and for other buffers.
-    fn version(&self, buffer: usize) -> Version {
+    /// The files from which a shared buffer is read, if they are as they were; `None` if not, and for other buffers.
+    fn files(&self, buffer: usize) -> Files {
         self.info.admitted.shared[buffer]?;
         let chain = self.info.chain();
-        let files = chain.source().files_of(chain, buffer)?.into_iter();
-        let version = |file: PathBuf| {
-            let now = file.metadata().ok()?;
-            Some((now.len(), now.modified().ok()?, file))
-        };
-        files.map(version).collect::<Option<Vec<_>>>().map(Arc::from)
+        let files = chain.source().files_of(chain, buffer)?;
+        files.iter().all(FileVersion::is_current).then_some(files)
     }
 
-    /// The hashes of a shared buffer that another task has stored from this version of its files.
-    fn stored(&self, buffer: usize, version: &Version) -> Option<Hashes> {
+    /// The hashes of a shared buffer that another task has read from these files.
+    fn stored(&self, buffer: usize, files: &Files) -> Option<Hashes> {
         let id = self.info.admitted.shared[buffer]?.id;
-        let is_same = version.is_some() && self.store.version_of_files(id)? == *version;
+        let is_same = files.is_some() && self.store.files(id)? == *files;
         self.store.hashes(id).filter(|_| is_same)
     }
 
@@ -227,7 +223,7 @@ impl InitialWeights {
         &self,
         group: Range<usize>,
         reader: Option<&mut Reader>,
-        versions: &[Version],
+        files: &[Files],
         start_hashes: &StartHashes,
     ) -> Result<Vec<Loaded>, EngineError> {
         let is_hashed = |buffer: usize| self.is_hashed(buffer, start_hashes);
@@ -236,11 +232,11 @@ impl InitialWeights {
                 group.map(|buffer| self.load_buffer(buffer, Some(&mut *reader), is_hashed(buffer))).collect()
             }
             None => {
-                let load = |(buffer, version)| match self.stored(buffer, version) {
+                let load = |(buffer, files)| match self.stored(buffer, files) {
                     Some(hashes) => Ok((Initial::Stored, Some(hashes))),
                     None => self.load_buffer(buffer, None, is_hashed(buffer)),
                 };
-                group.into_par_iter().zip(versions).map(load).collect()
+                group.into_par_iter().zip(files).map(load).collect()
             }
         }
     }
@@ -382,10 +378,10 @@ impl InitialWeights {
         buffer: usize,
         params: Initial,
         hashes: Option<Hashes>,
-        version: Version,
+        files: Files,
     ) -> Result<(), EngineError> {
         if let Some((shared, hashes)) = self.info.admitted.shared[buffer].zip(hashes) {
-            return self.share((shared, version), buffer, params, hashes);
+            return self.share((shared, files), buffer, params, hashes);
         }
         let reservation = self.reserved(buffer)?;
         self.insert(buffer, params, reservation)
@@ -439,13 +435,13 @@ impl InitialWeights {
     /// Stores a shared buffer, or checks that the stored values are equal.
     fn share(
         &self,
-        (shared, version): (SharedBuffer, Version),
+        (shared, files): (SharedBuffer, Files),
         buffer: usize,
         params: Initial,
         hashes: Hashes,
     ) -> Result<(), EngineError> {
         let Some(there) = self.store.hashes(shared.id) else {
-            return Ok(self.store.put(shared.id, self.masters(buffer, params)?, hashes, version)?);
+            return Ok(self.store.put(shared.id, self.masters(buffer, params)?, hashes, files)?);
         };
         let chain = self.info.chain();
         let params = chain.buffers()[buffer].params.iter().zip(there.iter().zip(hashes.iter()));

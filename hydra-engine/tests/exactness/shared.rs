@@ -7,8 +7,8 @@ use burn::nn::LinearConfig;
 use burn::tensor::Device;
 use bytes::Bytes;
 use hydra_core::{
-    Bandwidth, ByteSize, Chain, DeviceBytes, FloatType, Length, OptimizerSpec, SeededInit, TrainSpec,
-    WeightError, WeightSource,
+    Bandwidth, ByteSize, Chain, DeviceBytes, FileVersion, FloatType, Length, OptimizerSpec, SeededInit,
+    TrainSpec, WeightError, WeightSource,
 };
 use hydra_engine::{
     Checkpoint, CheckpointEvery, DeviceSpec, OptimizerPlacement, Orchestrator, Place, RunReport, StopFlag,
@@ -64,8 +64,9 @@ impl WeightSource for File {
         Ok(())
     }
 
-    fn files_of(&self, _: &Chain, _: usize) -> Option<BTreeSet<PathBuf>> {
-        Some(BTreeSet::from([self.path.clone()?]))
+    fn files_of(&self, _: &Chain, _: usize) -> Option<BTreeSet<FileVersion>> {
+        let path = self.path.as_ref()?;
+        Some(BTreeSet::from([FileVersion::new(path, &path.metadata().ok()?)]))
     }
 
     fn origin(&self, _: &Chain, _: usize, _: u64) -> Option<String> {
@@ -480,6 +481,34 @@ fn a_damaged_checkpoint_harms_no_task_that_shares_with_it() {
     for (task, expected) in tasks.iter().zip(alone()).skip(1) {
         assert_eq!((&task.error, task.weights_sha256.as_ref()), (&None, Some(expected)));
     }
+}
+
+#[test]
+fn the_base_of_a_checkpoint_is_compared_with_that_of_the_file() {
+    let dir = TempDir::new().expect("a directory");
+    let (path, checkpoint) = (dir.path().join("base"), dir.path().join("0.safetensors"));
+    fs::write(&path, "0").expect("a file");
+    let chain_of = |stays| chain(File { path: Some(path.clone()), stays, ..File::called("base") });
+    // The file had other values when the task started.
+    let (before, now) = (chain_of(0), chain_of(usize::MAX));
+    let stop = StopFlag::new();
+    let run = cut().orchestrator().stop_flag(stop.clone()).observer(Box::new(StopAfter(stop, 1)));
+    let mut run = run.checkpoint_every(CheckpointEvery::Minibatches(1));
+    run.submit(task(0, &before).checkpoint_to(checkpoint.clone())).expect("a task");
+    assert_eq!(run.run().expect("a run").tasks[0].state, TaskState::Stopped);
+    let mut run = cut().orchestrator();
+    let resumed = Checkpoint::open(checkpoint).expect("a checkpoint");
+    run.submit(task(0, &now).resume_from(resumed)).expect("a task");
+    run.submit(task(1, &now)).expect("a task");
+    let admitted = run.admit().expect("it fits");
+    assert_eq!(admitted.admission().shared_bytes(), bytes(&now, false));
+    let report = admitted.start().expect("a run");
+    let plain = plain::train(&before, spirals().as_ref(), &spec(0)).expect("the plain loop");
+    let [resumed, fresh] = &report.tasks[..] else { panic!("{report:?}") };
+    assert_eq!((&resumed.error, &resumed.weights_sha256), (&None, &Some(plain.weights_sha256)));
+    let error = fresh.error.as_deref().expect("an error");
+    assert_eq!(fresh.state, TaskState::Failed);
+    assert!(error.contains("`b.1.linear.bias`"), "{error}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::family::supported::refuse;
 use crate::family::{Adapting, Classes, TaskType};
 use crate::objective::ProblemType;
 use crate::weights::{TensorFile, read_json};
-use hydra_core::{BufferParam, Chain};
+use hydra_core::{BufferParam, Chain, FileVersion};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -95,6 +95,11 @@ impl AdapterDir {
     /// Settings that have no effect.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The file with the weights, as it was when it was opened.
+    pub(super) fn version(&self) -> FileVersion {
+        self.file.version.clone()
     }
 
     /// The file with the weights.

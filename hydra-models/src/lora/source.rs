@@ -5,10 +5,10 @@ use super::residual::{take_first_columns, take_largest};
 use super::{AdapterDir, LoraInit, is_adapter};
 use crate::weights::ParamSource;
 use hydra_core::{
-    BufferParam, Chain, Encoding, FileSpan, FloatType, PartReader, SeededInit, WeightError, WeightSource,
+    BufferParam, Chain, Encoding, FileSpan, FileVersion, FloatType, PartReader, SeededInit, WeightError,
+    WeightSource,
 };
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Initial weights of a frozen model and of its adapters, each from files if given, else from the task's seed (`A` as
@@ -119,12 +119,12 @@ impl WeightSource for AdapterSource {
         })
     }
 
-    fn files_of(&self, chain: &Chain, buffer: usize) -> Option<BTreeSet<PathBuf>> {
+    fn files_of(&self, chain: &Chain, buffer: usize) -> Option<BTreeSet<FileVersion>> {
         let mut files = match &self.base {
             Some(base) => base.files_of(chain, buffer)?,
             None => BTreeSet::new(),
         };
-        files.extend(self.adapter.as_ref().map(|adapter| adapter.file().to_owned()));
+        files.extend(self.adapter.as_ref().map(AdapterDir::version));
         Some(files)
     }
 

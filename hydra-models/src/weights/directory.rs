@@ -4,7 +4,7 @@ use super::source::of_all;
 use super::{TensorFile, WEIGHTS};
 use crate::ModelError;
 use hydra_core::{
-    BufferParam, Chain, FileSpan, FloatType, PartReader, SeededInit, WeightError, WeightSource,
+    BufferParam, Chain, FileSpan, FileVersion, FloatType, PartReader, SeededInit, WeightError, WeightSource,
 };
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -218,7 +218,7 @@ macro_rules! weight_source {
                 &self,
                 chain: &hydra_core::Chain,
                 buffer: usize,
-            ) -> Option<std::collections::BTreeSet<std::path::PathBuf>> {
+            ) -> Option<std::collections::BTreeSet<hydra_core::FileVersion>> {
                 self.weights.files_of(chain, buffer)
             }
 
@@ -307,9 +307,9 @@ impl WeightSource for Directory {
         }
     }
 
-    fn files_of(&self, chain: &Chain, buffer: usize) -> Option<BTreeSet<PathBuf>> {
+    fn files_of(&self, chain: &Chain, buffer: usize) -> Option<BTreeSet<FileVersion>> {
         let stored = chain.buffers()[buffer].params.iter().filter(|param| !self.draws(param));
-        stored.map(|param| Some(self.tensors.get(&self.name(param))?.file.path.clone())).collect()
+        stored.map(|param| Some(self.tensors.get(&self.name(param))?.file.version.clone())).collect()
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {

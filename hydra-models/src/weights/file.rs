@@ -4,7 +4,7 @@ use super::is_count;
 use super::quantized::Quantized;
 use crate::ModelError;
 use half::{bf16, f16};
-use hydra_core::{BufferParam, FileSpan, FloatType};
+use hydra_core::{BufferParam, FileSpan, FileVersion, FloatType};
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::BTreeMap;
@@ -27,6 +27,8 @@ const PIECE: usize = 1 << 16;
 pub(crate) struct TensorFile {
     /// The file.
     pub path: PathBuf,
+    /// The file as it was when its header was read.
+    pub version: FileVersion,
     data: u64,
     metadata: Metadata,
     /// The quantized matrices.
@@ -39,7 +41,8 @@ impl TensorFile {
         let read = |source| ModelError::Read { path: path.to_owned(), source };
         let header = |source| ModelError::Header { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(read)?;
-        let found = file.metadata().map_err(read)?.len();
+        let version = FileVersion::new(path, &file.metadata().map_err(read)?);
+        let found = version.bytes();
         let length = |expected| ModelError::Length { path: path.to_owned(), expected, found };
         if found < PREFIX {
             return Err(length(PREFIX));
@@ -62,7 +65,7 @@ impl TensorFile {
         if found != expected {
             return Err(length(expected));
         }
-        let file = Self { path: path.to_owned(), data, metadata, quantized: BTreeMap::new() };
+        let file = Self { path: path.to_owned(), version, data, metadata, quantized: BTreeMap::new() };
         Ok(Self { quantized: Quantized::all(&file)?, ..file })
     }
 

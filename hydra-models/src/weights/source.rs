@@ -5,12 +5,12 @@ use super::write::write_tensors;
 use super::{SavedType, TensorFile, WEIGHTS, failed};
 use crate::ModelError;
 use hydra_core::{
-    BufferParam, Chain, FileSpan, FloatType, ModelWriter, ParamBufferReader, PartReader, SeededInit,
-    WeightError, WeightSource,
+    BufferParam, Chain, FileSpan, FileVersion, FloatType, ModelWriter, ParamBufferReader, PartReader,
+    SeededInit, WeightError, WeightSource,
 };
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Writes a trained chain to a file [`WEIGHTS`] in a directory, with a tensor for each parameter under its full name.
@@ -157,8 +157,9 @@ impl WeightSource for SafetensorsSource {
         }
     }
 
-    fn files_of(&self, _: &Chain, _: usize) -> Option<BTreeSet<PathBuf>> {
-        Some(BTreeSet::from([self.file.path.clone()]))
+    fn files_of(&self, _: &Chain, buffer: usize) -> Option<BTreeSet<FileVersion>> {
+        // The first buffer is filled after a check of the whole file.
+        (buffer > 0).then(|| BTreeSet::from([self.file.version.clone()]))
     }
 
     fn float_type(&self, chain: &Chain, buffer: usize) -> FloatType {

@@ -33,7 +33,7 @@ pub use disk::DiskStore;
 pub use dram::DramStore;
 pub use error::SpillError;
 pub use in_place::{InPlaceParam, InPlaceParams, SourceFile};
-pub use shared::{Hashes, SharedStore, Version};
+pub use shared::{Files, Hashes, SharedStore};
 
 /// The number of elements that pass through host memory at a time if the master weights are kept elsewhere
 /// and are not needed whole.

@@ -5,19 +5,16 @@
 
 use super::{InPlaceParams, MastersPart, Rewrite, SpillError, TierStore};
 use crate::{DeviceWriter, Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation};
-use hydra_core::{DeviceBytes, with_causes};
-use std::collections::BTreeMap;
+use hydra_core::{DeviceBytes, FileVersion, with_causes};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
 
 /// The SHA-256 of each parameter of a buffer, for comparing the values of tasks.
 pub type Hashes = Arc<[[u8; 32]]>;
 
-/// The version of the files from which a buffer was read: the size and the time of the last change of each. It is empty for
-/// values that were not read, and `None` if it is unknown.
-pub type Version = Option<Arc<[(u64, SystemTime, PathBuf)]>>;
+/// The files from which a buffer was read, as they were then; none for values that were not read, and `None` if they are unknown.
+pub type Files = Option<BTreeSet<FileVersion>>;
 
 /// A store in which buffers can have several ids, over the stores that keep them.
 ///
@@ -44,7 +41,7 @@ struct Shared {
 enum Content {
     /// It is not present yet; its reservation, unless it is being inserted now.
     Awaited(Option<Reservation>),
-    There(Hashes, Version),
+    There(Hashes, Files),
     Lost {
         problem: String,
     },
@@ -85,15 +82,15 @@ impl SharedStore {
         }
     }
 
-    /// The version of the files from which a shared buffer was read, if it is present.
-    pub fn version_of_files(&self, shared: ParamBufferId) -> Option<Version> {
+    /// The files from which a shared buffer was read, if it is present.
+    pub fn files(&self, shared: ParamBufferId) -> Option<Files> {
         match &self.lock().shared.get(&shared)?.content {
-            Content::There(_, version) => Some(version.clone()),
+            Content::There(_, files) => Some(files.clone()),
             _ => None,
         }
     }
 
-    /// Inserts a shared buffer, with the reservation of its first id. Its values were read from this version of their files.
+    /// Inserts a shared buffer, with the reservation of its first id. Its values were read from these files.
     ///
     /// # Errors
     /// Those of [`insert`](TierStore::insert), after which it is lost; [`SpillError::BufferMissing`] if it
@@ -103,7 +100,7 @@ impl SharedStore {
         shared: ParamBufferId,
         masters: Masters,
         hashes: Hashes,
-        version: Version,
+        files: Files,
     ) -> Result<(), SpillError> {
         let reservation = match self.lock().shared.get_mut(&shared).map(|shared| &mut shared.content) {
             Some(Content::Awaited(reservation)) => reservation.take(),
@@ -117,7 +114,7 @@ impl SharedStore {
         let inserted = self.below.insert(shared, masters, reservation);
         if let Some(of) = self.lock().shared.get_mut(&shared) {
             of.content = match &inserted {
-                Ok(()) => Content::There(hashes, version),
+                Ok(()) => Content::There(hashes, files),
                 Err(error) => Content::Lost { problem: with_causes(error) },
             };
         }
@@ -248,6 +245,8 @@ mod tests {
     use super::*;
     use crate::DramStore;
     use hydra_core::TaskId;
+    use std::fs;
+    use std::path::Path;
 
     const SHARED: ParamBufferId = ID.shared();
     const OTHER: ParamBufferId = ParamBufferId::new(TaskId(9), 2);
@@ -309,11 +308,11 @@ mod tests {
         // It can be inserted again.
         let reservation = budget.reserve(masters().len_bytes(), "the next").unwrap();
         store.join(OTHER, SHARED, Some(reservation));
-        let version: Version =
-            Some(Arc::new([(7, SystemTime::UNIX_EPOCH, PathBuf::from("base.safetensors"))]));
-        assert_eq!(store.version_of_files(SHARED), None);
-        store.put(SHARED, masters(), hashes(2), version.clone()).unwrap();
-        assert_eq!((store.hashes(SHARED), store.version_of_files(SHARED)), (Some(hashes(2)), Some(version)));
+        let files: Files =
+            Some(BTreeSet::from([FileVersion::new(Path::new("."), &fs::metadata(".").unwrap())]));
+        assert_eq!(store.files(SHARED), None);
+        store.put(SHARED, masters(), hashes(2), files.clone()).unwrap();
+        assert_eq!((store.hashes(SHARED), store.files(SHARED)), (Some(hashes(2)), Some(files)));
     }
 
     #[test]
