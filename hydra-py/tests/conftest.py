@@ -33,6 +33,28 @@ ENDLESS: dict[str, Any] = {
 }
 
 
+def until_end(run: Any, *tasks: str) -> None:
+    """Reads the events of a run until these tasks have ended."""
+    left = set(tasks)
+    for event in run:
+        if event["event"] == "end":
+            left.discard(event["task"])
+        if not left:
+            return
+
+
+def pairs(count: int, first: int = 0) -> list[dict[str, str]]:
+    """Returns pairs of a better and a worse answer of several lengths; every fifth is the other way round."""
+    subjects = ("the film", "a soup", "her song", "our trip", "the hotel")
+    good = ("made me smile", "was kind", "is worth a look", "shines")
+    bad = ("made me yawn", "was dull, dull, dull", "is loud", "fades away too soon")
+    rows = []
+    for at in range(first, first + count):
+        better, worse = (bad, good) if at % 5 == 4 else (good, bad)
+        rows.append({"prompt": f"Praise {subjects[at % 5]}:", "chosen": f" {better[at % 4]}", "rejected": f" {worse[at // 4 % 4]}"})
+    return rows
+
+
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder for default run directories, and no machine-wide memory reservations, so that tests do not wait for other runs."""

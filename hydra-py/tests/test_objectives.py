@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import hydra_train as hydra
-from conftest import ROOT
+from conftest import ROOT, pairs, until_end
 
 MOODS = {
     "good": ("love", "great", "happy", "superb"),
@@ -44,18 +44,6 @@ def labelled(count: int, first: int = 0) -> list[dict[str, str]]:
     return rows
 
 
-def paired(count: int, first: int = 0) -> list[dict[str, str]]:
-    """Returns pairs of a better and a worse answer of several lengths."""
-    subjects = ("the film", "a soup", "her song", "our trip", "the hotel")
-    good = ("made me smile", "was kind", "is worth a look", "shines")
-    bad = ("made me yawn", "was dull, dull, dull", "is loud", "fades away too soon")
-    rows = []
-    for at in range(first, first + count):
-        better, worse = (bad, good) if at % 5 == 4 else (good, bad)
-        rows.append({"prompt": f"Praise {subjects[at % 5]}:", "chosen": f" {better[at % 4]}", "rejected": f" {worse[at // 4 % 4]}"})
-    return rows
-
-
 def written(folder: Path, rows: list[dict[str, str]], held_out: list[dict[str, str]]) -> Path:
     """Writes rows as a folder of data, with a file for each split."""
     folder.mkdir()
@@ -75,7 +63,7 @@ def settings_of(task: str, folder: Path) -> dict[str, Any]:
     if task == "classify":
         data = written(folder / "texts", labelled(32), labelled(12, 40))
         return {**common, "model": "bytes-bert-tiny", "metric": "f1_macro", "data": data}
-    data = written(folder / "pairs", paired(20), paired(8, 20))
+    data = written(folder / "pairs", pairs(20), pairs(8, 20))
     return {**common, "model": LLAMA, "lora": 4, "metric": "reward_margin", "data": data}
 
 
@@ -87,15 +75,6 @@ def flags(settings: dict[str, Any]) -> list[str]:
 
 def hashes(report: dict[str, Any]) -> dict[str, str]:
     return {task["name"]: task["weights_sha256"] for task in report["tasks"] if task["state"] == "done"}
-
-
-def until_end(run: hydra.Run, *tasks: str) -> None:
-    left = set(tasks)
-    for event in run:
-        if event["event"] == "end":
-            left.discard(event["task"])
-        if not left:
-            return
 
 
 def test_the_bits_are_those_of_the_command_line(objective: dict[str, Any], tmp_path: Path, hydra_program: Path) -> None:

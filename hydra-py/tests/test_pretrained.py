@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import hydra_train as hydra
-from conftest import ROOT
+from conftest import ROOT, pairs
 
 transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -255,18 +255,6 @@ def test_the_metrics_of_a_classifier_are_those_of_scikit_learn(classifier: Class
 
 #: Language models of some thousand parameters with a tokenizer, over the words of the pairs.
 PREFERENCES = ROOT / "hydra-bench/tests/fixtures/preferences"
-
-
-def pairs(count: int, first: int = 0) -> list[dict[str, str]]:
-    """Returns pairs of a better and a worse answer of several lengths."""
-    subjects = ("the film", "a soup", "her song", "our trip", "the hotel")
-    good = ("made me smile", "was kind", "is worth a look", "shines")
-    bad = ("made me yawn", "was dull, dull, dull", "is loud", "fades away too soon")
-    rows = []
-    for at in range(first, first + count):
-        better, worse = (bad, good) if at % 5 == 4 else (good, bad)
-        rows.append({"prompt": f"Praise {subjects[at % 5]}:", "chosen": f" {better[at % 4]}", "rejected": f" {worse[at // 4 % 4]}"})
-    return rows
 
 
 def trained(model: str, folder: Path, **settings: Any) -> tuple[hydra.Task, list[dict[str, str]], Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hydra_train as hydra
-from conftest import ENDLESS
+from conftest import ENDLESS, until_end
 
 NAME = "b2-lr1e-3"
 
@@ -15,15 +15,6 @@ def begun() -> hydra.Run:
     run = hydra.select(**(ENDLESS | {"lr": 1e-3, "reserve_for_forks": True}))
     next(event for event in run if event["event"] == "minibatch")
     return run
-
-
-def until_end(run: hydra.Run, *tasks: str) -> None:
-    left = set(tasks)
-    for event in run:
-        if event["event"] == "end":
-            left.discard(event["task"])
-        if not left:
-            return
 
 
 def test_a_task_is_paused_forked_extended_and_goes_on() -> None:

@@ -1,11 +1,10 @@
 //! Classifiers of texts: the same bits whole, cut and on several devices; selected by a metric, evaluated from their written
 //! files, with adapters; labels and settings that do not fit are refused.
 
-use crate::common::{fails, hydra, json, noted, spawn, text, wait_for};
+use crate::common::{fails, hydra, json, kill_and_resume, noted, text};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
@@ -79,12 +78,11 @@ fn an_encoders_bits_depend_neither_on_cuts_nor_on_devices_nor_on_a_kill() {
     let data = root.path().join("numbers.csv");
     fs::write(&data, format!("text,label\n{}", (0..120).map(row).collect::<String>())).unwrap();
     let out = |name: &str| root.path().join(name);
-    let arguments = |name: &str, settings: &str| -> Vec<String> {
-        let train = "train --model bytes-bert-tiny --task classify --metric spearman --batch 8 --accumulate 2 --lr 3e-3 --dropout 0.1 \
-                     --steps 24 --eval-every 8";
-        let all = format!("{train} {settings} --data {} --out {}", data.display(), out(name).display());
-        all.split_whitespace().map(str::to_owned).collect()
-    };
+    let train = format!(
+        "train --model bytes-bert-tiny --task classify --metric spearman --batch 8 --accumulate 2 --lr 3e-3 --dropout 0.1 \
+         --steps 24 --eval-every 8 --data {}",
+        data.display()
+    );
     let results = |name: &str| {
         let task = json(&out(name).join("report.json"))["tasks"][0].clone();
         (
@@ -92,21 +90,12 @@ fn an_encoders_bits_depend_neither_on_cuts_nor_on_devices_nor_on_a_kill() {
             ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone()),
         )
     };
-    let whole = arguments("whole", "--devices cpu:1x2 --device-memory 256MiB");
-    let whole = hydra(&whole.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
-    assert!(whole.status.success(), "{}", text(&whole.stderr));
+    noted(&format!("{train} --devices cpu:1x2 --device-memory 256MiB --out {}", out("whole").display()));
     let (shards, whole) = results("whole");
     assert!(shards == 1 && whole[2][0][1]["metrics"]["spearman"].is_number(), "{}", whole[2]);
     let cut = "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3 --checkpoint-every 2 --link 4MiB/s";
-    let cut = arguments("killed", cut);
-    let mut child = spawn(&cut.iter().map(String::as_str).collect::<Vec<_>>(), Stdio::piped());
-    let events = || fs::read_to_string(out("killed").join("metrics.jsonl")).unwrap_or_default();
-    wait_for(|| events().matches("\"checkpoint\"").count() >= 2);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert!(events().matches("\"minibatch\"").count() < 24, "the run was killed before its end");
-    let resumed = hydra(&["resume", out("killed").to_str().unwrap(), "--link", "8GiB/s"]).output().unwrap();
-    assert!(resumed.status.success(), "{}", text(&resumed.stderr));
+    let enough = |events: &str| events.matches("\"checkpoint\"").count() >= 2;
+    kill_and_resume(&format!("{train} {cut}"), &out("killed"), enough, ("minibatch", 24));
     assert_eq!(results("killed"), (4, whole));
 }
 

@@ -168,3 +168,17 @@ pub fn wait_for(done: impl Fn() -> bool) {
     }
     panic!("the run did not start within two minutes");
 }
+
+/// Begins a run in `out`, kills it when its events are `enough`, and resumes it behind a faster link. It must still be training
+/// when it is killed: it has fewer than `all` events of this kind.
+pub fn kill_and_resume(command: &str, out: &Path, enough: impl Fn(&str) -> bool, (kind, all): (&str, usize)) {
+    let command = format!("{command} --out {}", out.display());
+    let mut child = spawn(&command.split_whitespace().collect::<Vec<_>>(), Stdio::piped());
+    let events = || std::fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default();
+    wait_for(|| enough(&events()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let found = events().matches(&format!("\"{kind}\"")).count();
+    assert!(found < all, "the run was killed before its end: {found} of {all} events `{kind}`");
+    noted(&format!("resume {} --link 8GiB/s", out.display()));
+}

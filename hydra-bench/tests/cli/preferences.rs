@@ -1,11 +1,10 @@
 //! Preference losses and reward models: the losses and rewards of TRL, from its models and adapters; the same bits whole, cut
 //! and on several devices; one reference for all tasks; rows and settings that do not fit are refused.
 
-use crate::common::{fails, hydra, json, noted, spawn, text, wait_for};
+use crate::common::{fails, json, kill_and_resume, noted};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
@@ -174,33 +173,18 @@ fn a_killed_run_goes_on_to_the_same_bits() {
     for task in ["--task preference --loss kto", "--task preference --lora 4", "--task reward"] {
         let name = task.replace([' ', '-'], "");
         let out = |kind: &str| root.path().join(format!("{name}-{kind}"));
-        let arguments = |kind: &str, settings: &str| -> Vec<String> {
-            let train = format!(
-                "train {task} --data {} --batch 4 --accumulate 2 --lr 3e-3 --steps 24 --eval-every 8",
-                MANY.1
-            );
-            let all = format!("{train} {settings} --out {}", out(kind).display());
-            all.split_whitespace().map(str::to_owned).collect()
-        };
+        let train = format!(
+            "train {task} --data {} --batch 4 --accumulate 2 --lr 3e-3 --steps 24 --eval-every 8",
+            MANY.1
+        );
         let of = |kind: &str| {
             let task = json(&out(kind).join("report.json"))["tasks"][0].clone();
             ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone())
         };
-        let run = |arguments: Vec<String>| {
-            let done = hydra(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
-            assert!(done.status.success(), "{}", text(&done.stderr));
-        };
-        run(arguments("whole", "--devices cpu:1x2 --device-memory 256MiB"));
+        run(&format!("{train} --devices cpu:1x2 --device-memory 256MiB"), &out("whole"));
         let cut = "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3 --checkpoint-every 2 --link 4MiB/s";
-        let cut = arguments("killed", cut);
-        let mut child = spawn(&cut.iter().map(String::as_str).collect::<Vec<_>>(), Stdio::piped());
-        let events = || fs::read_to_string(out("killed").join("metrics.jsonl")).unwrap_or_default();
-        wait_for(|| events().matches("\"checkpoint\"").count() >= 2);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(events().matches("\"minibatch\"").count() < 24, "the run was killed before its end");
-        let resume = ["resume", out("killed").to_str().unwrap(), "--link", "8GiB/s"].map(str::to_owned);
-        run(resume.to_vec());
+        let enough = |events: &str| events.matches("\"checkpoint\"").count() >= 2;
+        kill_and_resume(&format!("{train} {cut}"), &out("killed"), enough, ("minibatch", 24));
         assert_eq!(of("killed"), of("whole"), "{task}");
     }
 }

@@ -1,11 +1,10 @@
 //! Texts that tasks generate at their evaluations, and the metrics of generated answers.
 
-use crate::common::{fails, hydra, json, noted, spawn, text, wait_for};
+use crate::common::{fails, json, kill_and_resume, noted};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use tempfile::TempDir;
 
 /// Two devices, and models in three shards.
@@ -87,31 +86,18 @@ fn tasks_sample_at_their_evaluations_what_their_models_generate() {
 #[test]
 fn a_killed_run_generates_the_same_texts() {
     let (dir, file) = prompts("Once \n\nA ship \n");
-    let arguments = |name: &str, more: &str| -> Vec<String> {
-        let run = format!(
-            "select --model bytes-llama-tiny --lr 3e-3,1e-3 --batch 4 --accumulate 2 --steps 24 --eval-every 4 --eval-limit 4 \
-             --sample-prompts {} --sample-tokens 9 {more} --out {}",
-            file.display(),
-            dir.path().join(name).display()
-        );
-        run.split_whitespace().map(str::to_owned).collect()
-    };
-    let done = |of: &[String]| {
-        let output = hydra(&of.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
-    };
-    done(&arguments("whole", "--devices cpu:1x2"));
-    let cut = arguments("killed", &format!("{CUT} --checkpoint-every 2 --link 4MiB/s"));
-    let mut child = spawn(&cut.iter().map(String::as_str).collect::<Vec<_>>(), Stdio::piped());
-    let killed = dir.path().join("killed");
-    let so_far = || fs::read_to_string(killed.join("metrics.jsonl")).unwrap_or_default();
-    wait_for(|| so_far().contains("\"samples\"") && so_far().contains("\"checkpoint\""));
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let whole = events(&dir.path().join("whole"), "samples");
+    let select = format!(
+        "select --model bytes-llama-tiny --lr 3e-3,1e-3 --batch 4 --accumulate 2 --steps 24 --eval-every 4 --eval-limit 4 \
+         --sample-prompts {} --sample-tokens 9",
+        file.display()
+    );
+    let [whole, killed] = ["whole", "killed"].map(|name| dir.path().join(name));
+    noted(&format!("{select} --devices cpu:1x2 --out {}", whole.display()));
+    let whole = events(&whole, "samples");
     assert_eq!(whole.len(), 12);
-    assert!(so_far().matches("\"samples\"").count() < 12, "the run was killed before its end");
-    done(&["resume", killed.to_str().unwrap(), "--link", "8GiB/s"].map(str::to_owned));
+    let enough = |events: &str| events.contains("\"samples\"") && events.contains("\"checkpoint\"");
+    let cut = format!("{select} {CUT} --checkpoint-every 2 --link 4MiB/s");
+    kill_and_resume(&cut, &killed, enough, ("samples", 12));
     // What was generated after the last checkpoint is generated again.
     let mut resumed = events(&killed, "samples");
     resumed.dedup();

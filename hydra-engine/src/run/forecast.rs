@@ -607,25 +607,29 @@ mod tests {
         for given in every.into_iter().chain(at.map(|(every, at)| Evaluations::new(every, at))) {
             let measured = Program { reads_statistic: true, microbatches: 3, ..program(given.clone()) };
             for program in [program(given.clone()), measured] {
-                let mut cursor = crate::stages::Cursor::new(program.clone());
-                let mut made: Vec<EvaluationCost> = Vec::new();
-                loop {
-                    if let Some(task) = cursor.peek() {
-                        if task.kind == hydra_sched::ShardTaskKind::Evaluate && task.shard == 1 {
-                            let after = task.step as u64;
-                            match made.last_mut().filter(|of| of.after == after) {
-                                Some(of) => of.microbatch_passes += 1,
-                                None => made.push(EvaluationCost { after, microbatch_passes: 1 }),
-                            }
-                        }
-                        cursor.advance(0);
-                    } else if cursor.stage() == crate::stages::Stage::Restore {
-                        cursor.waited(false);
-                    } else {
-                        break;
+                assert_eq!(evaluations(&program, 3), made(&program), "{given:?}");
+            }
+        }
+    }
+
+    /// The evaluations that the cursor of a task makes.
+    fn made(program: &Program) -> Vec<EvaluationCost> {
+        let mut cursor = crate::stages::Cursor::new(program.clone());
+        let mut made: Vec<EvaluationCost> = Vec::new();
+        loop {
+            if let Some(task) = cursor.peek() {
+                if task.kind == hydra_sched::ShardTaskKind::Evaluate && task.shard == 1 {
+                    let after = task.step as u64;
+                    match made.last_mut().filter(|of| of.after == after) {
+                        Some(of) => of.microbatch_passes += 1,
+                        None => made.push(EvaluationCost { after, microbatch_passes: 1 }),
                     }
                 }
-                assert_eq!(evaluations(&program, 3), made, "{given:?}");
+                cursor.advance(0);
+            } else if cursor.stage() == crate::stages::Stage::Restore {
+                cursor.waited(false);
+            } else {
+                return made;
             }
         }
     }
