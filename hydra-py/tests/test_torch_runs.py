@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
 
 import numpy  # noqa: E402
 
+from conftest import until_end  # noqa: E402
 from hydra_train.torch import Chained, chain  # noqa: E402
 from test_torch import PLAIN, cross_entropy, normalized, perceptron, right, rows, tokens, trained, transformers_model  # noqa: E402
 
@@ -103,6 +104,17 @@ def test_more_models_train_as_in_pytorch_and_to_the_same_bits_when_cut(name: str
     batch = torch.utils.data.default_collate(data[:2])
     with torch.no_grad():
         assert torch.equal(type(model).from_pretrained(tmp_path).eval()(**batch).logits, loaded.eval()(**batch).logits)
+
+
+def test_a_cut_changes_no_statistics_of_the_given_model() -> None:
+    model = model_of("Phi")
+    # Over the positions of a sequence, of which the example has twelve.
+    model.model.layers[0].mlp = nn.Sequential(model.model.layers[0].mlp, nn.BatchNorm1d(12))
+    before = {name: each.clone() for name, each in model.named_buffers()}
+    chain(model)
+    assert "model.layers.0.mlp.1.running_mean" in before
+    for name, each in model.named_buffers():
+        assert torch.equal(each, before[name]), name
 
 
 def test_draws_and_metrics_of_an_image_classifier() -> None:
@@ -287,11 +299,7 @@ def test_a_fork_has_the_bits_of_a_plain_loop_that_changes_the_rate() -> None:
     task = next(iter(run.tasks.values()))
     place = task.pause()
     same, slower = task.fork(name="same", steps=place + 4), task.fork(name="slower", lr=1e-4, steps=place + 4)
-    left = {"same", "slower"}
-    for event in run:
-        left -= {event["task"]} if event["event"] == "end" else set()
-        if not left:
-            break
+    until_end(run, "same", "slower")
     run.stop()
     run.wait()
     for fork, rate in [(same, 1e-3), (slower, 1e-4)]:

@@ -203,6 +203,7 @@ def _check_cut(
     if unknown:
         raise UsageError(f"`chain` passes no `{unknown[0]}` on; it knows {', '.join(tensors)}", keyword="model")
     modes = [(each, each.training) for part in (given, *cut) for each in part.modules()]
+    buffers = [(each, each.clone()) for each in given.buffers()]
     problem = getattr(model.config, "problem_type", None)
     try:
         # In training, what a part draws more than once, or not at all, shifts everything that is drawn after it.
@@ -220,6 +221,9 @@ def _check_cut(
     finally:
         for each, mode in modes:
             each.training = mode
+        # Running statistics follow the example in training.
+        for buffer, value in buffers:
+            buffer.data.copy_(value)
         # A model chooses it by the first labels.
         if hasattr(model.config, "problem_type"):
             model.config.problem_type = problem
