@@ -108,7 +108,7 @@ def test_more_models_train_as_in_pytorch_and_to_the_same_bits_when_cut(name: str
 
 def test_a_cut_changes_no_statistics_of_the_given_model() -> None:
     model = model_of("Phi")
-    # Over the positions of a sequence, of which the example has twelve.
+    # Over the positions of a sequence: the example has twelve.
     model.model.layers[0].mlp = nn.Sequential(model.model.layers[0].mlp, nn.BatchNorm1d(12))
     before = {name: each.clone() for name, each in model.named_buffers()}
     chain(model)
