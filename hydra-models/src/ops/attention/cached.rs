@@ -142,10 +142,13 @@ impl New<'_> {
         let queries = self.part(0, &run.tokens, head);
         let mut out = vec![0.0; run.tokens.len() * count * width];
         let several = (ROWS / count).max(1);
-        for (block, out) in out.chunks_mut(several * count * width).enumerate() {
+        let (keys, values) = (&keys, &values);
+        // Blocks do not depend on each other: threads that find no key head take them.
+        out.par_chunks_mut(several * count * width).enumerate().for_each(|(block, out)| {
             let tokens = block * several..block * several + out.len() / (count * width);
             let seen = |at: usize| (at + 1).saturating_sub(window.unwrap_or(usize::MAX))..at + 1;
             let all = seen(first + tokens.start).start..first + tokens.end;
+            let mut turned = vec![0.0; width];
             let mut rows = Vec::with_capacity(tokens.len() * count * width);
             for token in tokens.clone() {
                 for query in queries.row(token).chunks(width) {
@@ -161,7 +164,7 @@ impl New<'_> {
                 std::iter::repeat_n(seen.start - all.start..seen.end - all.start, count)
             });
             weighted(out, &rows, [&keys, &values], ranges, width);
-        }
+        });
         out
     }
 }
