@@ -67,10 +67,16 @@ pub(crate) fn report(py: Python<'_>, directories: Vec<PathBuf>) -> PyResult<Stri
     py.detach(|| embedded::report(&directories)).map_err(|failure| exception(py, &failure))
 }
 
-/// Returns the `spec.toml` of a grid, given the arguments of `select`.
+/// Returns the `spec.toml` of a grid, given the arguments of `select` and a model of this program that they name.
 #[pyfunction]
-pub(crate) fn spec(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<String> {
-    py.detach(|| embedded::spec(arguments)).map_err(|failure| exception(py, &failure))
+#[pyo3(signature = (arguments, own=None))]
+pub(crate) fn spec(
+    py: Python<'_>,
+    arguments: Vec<OsString>,
+    own: Option<Bound<'_, PyAny>>,
+) -> PyResult<String> {
+    let own = own.map(|own| own_model(&own)).transpose()?.map(Arc::new);
+    py.detach(|| embedded::spec(arguments, own)).map_err(|failure| exception(py, &failure))
 }
 
 /// Returns the version, the operating system and the processor as JSON.

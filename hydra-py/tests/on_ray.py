@@ -76,8 +76,8 @@ class Driven:
 
     def __init__(self, storage: Path | str, settings: dict[str, Any]) -> None:
         files = Storage(storage)
-        arguments, data = hydra_ray._prepared(files, settings)
-        self.cluster = hydra_ray.RayCluster(files, arguments, data)
+        arguments, data, own = hydra_ray._prepared(files, settings)
+        self.cluster = hydra_ray.RayCluster(files, arguments, data, own)
         self.driver = Driver(self.cluster, files, arguments, least_gain_s=1e9)
 
     def until(self, happened: Callable[[], Any]) -> Any:

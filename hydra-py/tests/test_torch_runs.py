@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable
@@ -371,26 +372,74 @@ def test_a_search_stops_the_trials_with_the_worse_metric() -> None:
     assert run.best.validation["metrics"]["spread"] == min(run.tasks[name].validation["metrics"]["spread"] for name in kept)
 
 
-def test_a_cluster_refuses_a_chain_by_name(tmp_path: Path) -> None:
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path from which workers of Ray import the functions of a chain, also in the environment."""
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", paths)
+    return paths
+
+
+def test_a_cluster_trains_a_grid_of_a_chain_to_the_same_bits(importable: str, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed here: pip install 'ray[tune]'")
     pytest.importorskip("fsspec", reason="fsspec is not installed here")
     from hydra_train import ray as hydra_ray
+    from on_ray import three_nodes
 
-    with pytest.raises(hydra.UsageError, match="`model`") as caught:
-        hydra_ray.select(storage_path=tmp_path / "grid", model=perceptron(), data=rows(), lr=[1e-3])
+    class Scaled(nn.Module):
+        """A class that no worker can import."""
+
+        def forward(self, x: Any) -> Any:
+            return functional.dropout(2 * x, 0.25, self.training)
+
+    data, storage = {"train": rows(), "validation": rows(8, seed=2)}, tmp_path / "grid"
+    settings = ADAMW | {"lr": [1e-2, 3e-3, 1e-3, 3e-4], "eval_every": 2}
+    accuracy = {"accuracy": lambda outputs, batch: (outputs.argmax(-1) == batch["y"].reshape(-1)).sum()}
+    made = perceptron(Scaled, metrics=accuracy)
+    expected = hydra.select(model=made, data=data, **settings).wait()
+    with three_nodes():
+        report = hydra_ray.select(storage_path=storage, model=made, data=data, **settings)
+        runs = sorted((storage / "runs").iterdir())
+        again = hydra_ray.select(storage_path=storage, model=made, data=data, **settings)
+        with pytest.raises(hydra.UsageError, match="has another grid"):
+            hydra_ray.select(storage_path=storage, model=made, data=rows(seed=3), **settings)
+    kinds = ("name", "rank", "losses", "evaluations", "validation", "weights_sha256")
+    alone = hydra.report(expected.directory)
+    assert report["state"] == "done"
+    assert [[task[kind] for kind in kinds] for task in report["tasks"]] == [[task[kind] for kind in kinds] for task in alone["tasks"]]
+    assert again["tasks"] == report["tasks"] and sorted((storage / "runs").iterdir()) == runs, "nothing is trained twice"
+    assert_same_bits(made.load(report["tasks"][0]["model_dir"]), expected.best.load())
+
+
+def test_a_chain_that_cannot_be_copied_to_nodes_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed here: pip install 'ray[tune]'")
+    pytest.importorskip("fsspec", reason="fsspec is not installed here")
+    from hydra_train import ray as hydra_ray
+    from hydra_train._cluster.node import Node
+
+    class Rows(list[Any]):
+        pass
+
+    locked = Rows(rows())
+    locked.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(hydra.UsageError, match="cannot be copied to the nodes: cannot pickle '_thread.lock'") as caught:
+        hydra_ray.select(storage_path=tmp_path / "grid", model=perceptron(), data=locked, lr=[1e-3])
     assert caught.value.keyword == "model"
+    # A node finds a chain that is not the driver's, as with another version of PyTorch.
+    node = Node(str(tmp_path / "grid"), ["--model=torch:chain-0", "--data=torch:data-0"], None, hydra_ray._to_bytes((perceptron(), rows())))
+    with pytest.raises(hydra.HydraError, match="are not those of the driver: it has torch:chain-"):
+        node._make_own()
+    node.close()
 
 
-def test_ray_tune_trains_a_chain_to_the_same_bits(tmp_path: Path) -> None:
+def test_ray_tune_trains_a_chain_to_the_same_bits(importable: str, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed here: pip install 'ray[tune]'")
     tune = pytest.importorskip("ray.tune", reason="Ray Tune is not installed here: pip install 'ray[tune]'")
     from hydra_train import ray as hydra_ray
 
     data = {"train": rows(), "validation": rows(8, seed=2)}
     settings = {key: value for key, value in ADAMW.items() if key != "lr"} | {"eval_every": 2}
-    # Workers import the functions of the chain from here.
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, paths))}}
-    ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False, runtime_env=environment)
+    ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": importable}})
     try:
         tuner = tune.Tuner(
             tune.with_parameters(hydra_ray.HydraTrainable, model=perceptron(), data=data),

@@ -74,11 +74,16 @@ pub fn machine() -> String {
     kind().to_string()
 }
 
-/// Returns the `spec.toml` of a grid with these settings on this machine. Append `[tasks]` to restrict it to a part.
+/// Returns the `spec.toml` of a grid with these settings on this machine. Append `[tasks]` to restrict it to a part. `own` are the
+/// models of this program that the arguments name, as in [`start`].
 ///
 /// # Errors
 /// If the arguments are not valid for `select`, or inputs cannot be read.
-pub fn spec(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failure> {
+pub fn spec(
+    arguments: impl IntoIterator<Item = OsString>,
+    own: impl IntoIterator<Item = Arc<OwnModel>>,
+) -> Result<String, Failure> {
+    let _own: Vec<Registered> = own.into_iter().map(Registered::new).collect();
     let arguments = ["hydra", "select"].map(OsString::from).into_iter().chain(arguments);
     let cli = Cli::read(arguments).map_err(|error| Failure::of_arguments(&error))?;
     let around = Environment::look(Show::Nothing).inside(Control::default());

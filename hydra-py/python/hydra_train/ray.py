@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import tempfile
@@ -16,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra_train import _data, _keywords
+from hydra_train import _data, _keywords, _own
 from hydra_train._cluster.driver import Driver, NodeLost
 from hydra_train._cluster.node import Node
 from hydra_train._cluster.storage import Storage
@@ -55,14 +56,15 @@ def select(
     ``storage_path`` is a directory or a bucket that all nodes can access with fsspec. It holds the runs, checkpoints, models and
     the report. A second call with the same settings continues the grid. A task is moved to another node if the grid then ends
     earlier by ``least_gain_s`` seconds and by a tenth of the remaining time. The grid uses all processors of each node, or
-    ``cpus_per_node`` of them. The other keywords are those of :func:`hydra_train.select`.
+    ``cpus_per_node`` of them. The other keywords are those of :func:`hydra_train.select`; ``model`` may be a
+    ``hydra_train.torch.Chain``, which is copied to the nodes with its ``data``.
 
     :raises TasksFailed: tasks failed or were skipped; the others are trained and written.
     :raises HydraError: no node can take part, or the storage cannot be used.
     """
     storage = Storage(storage_path)
-    arguments, data = _prepared(storage, settings)
-    cluster = RayCluster(storage, arguments, data, cpus_per_node)
+    arguments, data, own = _prepared(storage, settings)
+    cluster = RayCluster(storage, arguments, data, own, cpus_per_node)
     driver = Driver(cluster, storage, [*arguments, f"data={data}"], least_gain_s=least_gain_s)
     polls = 0
     try:
@@ -83,8 +85,8 @@ def select(
         cluster.close()
 
 
-def _prepared(storage: Storage, settings: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """Returns the arguments of every node, and the name of the data in the storage if it was given as Python objects."""
+def _prepared(storage: Storage, settings: Mapping[str, Any]) -> tuple[list[str], str | None, tuple[Any, Any] | None]:
+    """Returns the arguments of every node, the name of the data in the storage if it was given as rows, and a chain of PyTorch modules with its data."""
     for keyword in RESERVED:
         if settings.get(keyword) is not None:
             raise UsageError(f"`{keyword}` is set by the cluster: leave it out", keyword=keyword)
@@ -95,13 +97,9 @@ def _prepared(storage: Storage, settings: Mapping[str, Any]) -> tuple[list[str],
                 "node, or with Ray Tune and `HydraTrainable`",
                 keyword=keyword,
             )
-    if hasattr(settings.get("model"), "modules"):
-        raise UsageError(
-            "`model` is a chain of PyTorch modules, which a grid on a cluster does not take: use Ray Tune, with "
-            "tune.with_parameters(HydraTrainable, model=chain, data=data), or `hydra_train.select` on one node",
-            keyword="model",
-        )
-    data = settings.get("data")
+    bound, named = _own("select", settings)
+    own = None if bound is None else (bound.chain, settings["data"])
+    settings, data = named, named.get("data")
     name = None
     if data is not None and not isinstance(data, (str, os.PathLike)):
         with tempfile.TemporaryDirectory() as folder:
@@ -112,21 +110,49 @@ def _prepared(storage: Storage, settings: Mapping[str, Any]) -> tuple[list[str],
             else:
                 storage.put(path, f"data/{name}")
         settings = {key: value for key, value in settings.items() if key != "data"}
-    return _keywords.arguments("select", {**settings, "progress": "none"}), name
+    return _keywords.arguments("select", {**settings, "progress": "none"}), name, own
+
+
+def _to_bytes(own: tuple[Any, Any]) -> bytes:
+    """Returns a chain of PyTorch modules and its data as bytes, from which each node makes its copy."""
+    from ray import cloudpickle
+
+    import torch
+
+    content = io.BytesIO()
+    try:
+        # A pickle would repeat a storage for each tensor that shares it, such as the rows of one tensor.
+        torch.save(own, content, pickle_module=cloudpickle, pickle_protocol=cloudpickle.DEFAULT_PROTOCOL)
+    except Exception as error:
+        raise UsageError(
+            f"the chain of PyTorch modules or its data cannot be copied to the nodes: {error}; open files, connections and locks "
+            "when an item is read, not before",
+            keyword="model",
+        ) from error
+    return content.getvalue()
 
 
 class RayCluster:
     """The nodes of the connected Ray cluster, with one actor each."""
 
-    def __init__(self, storage: Storage, arguments: list[str], data: str | None, cpus_per_node: float | None = None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        arguments: list[str],
+        data: str | None,
+        own: tuple[Any, Any] | None = None,
+        cpus_per_node: float | None = None,
+    ) -> None:
         try:
             import ray
         except ImportError as error:
             raise HydraError("a cluster needs Ray, which is not installed: pip install 'hydra-train[ray]'") from error
         self._ray: Any = ray
+        content = None if own is None else _to_bytes(own)
         if not ray.is_initialized():
             ray.init(log_to_driver=False)
-        self._arguments = (storage.path, arguments, data)
+        # The bytes may be large: Ray stores them once, and passes them to the process of each node.
+        self._arguments = (storage.path, arguments, data, None if content is None else ray.put(content))
         self._cpus = cpus_per_node
         self._actors: dict[str, Any] = {}
 

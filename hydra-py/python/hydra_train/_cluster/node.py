@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -41,13 +42,16 @@ class Status:
 class Node:
     """The process that uses the devices of a machine."""
 
-    def __init__(self, storage: str, arguments: list[str], data: str | None) -> None:
+    def __init__(self, storage: str, arguments: list[str], data: str | None, own: bytes | None = None) -> None:
         self._path = storage
         self._disk = Folder("hydra-node-")
         self._folder = self._disk.path
         self._arguments = list(arguments)
         # The name of the data in the storage, until it is fetched.
         self._data = data
+        # A chain of PyTorch modules with its data, as bytes until `_own` is made of them, which `_native` gets.
+        self._own_bytes = own
+        self._own: Any = None
         self._status = Status()
         self._lock = threading.Lock()
         self._run: Run | None = None
@@ -67,8 +71,9 @@ class Node:
             raise HydraError(f"the storage {self._storage.path} on this node is not that of the driver: use one that all nodes share")
         self._storage.check()
         self._fetch_data()
-        self._spec = _native.spec(self._arguments)
-        plan = _planned(self._arguments)
+        self._make_own()
+        self._spec = _native.spec(self._arguments, self._own)
+        plan = _planned(self._arguments, self._own)
         seconds = {task["name"]: task["estimated_s"] for task in plan["tasks"]}
         skipped = {task["name"]: task["reason"] for task in plan.get("skipped", [])}
         return {
@@ -118,6 +123,21 @@ class Node:
         self._arguments.append(f"--data={local}")
         self._data = None
 
+    def _make_own(self) -> None:
+        """Makes the chain of PyTorch modules and binds it to its data, if the driver has sent them."""
+        if self._own_bytes is None:
+            return
+        import torch
+
+        chain, data = torch.load(io.BytesIO(self._own_bytes), weights_only=False)
+        own = chain.bind(data)
+        if not {f"--model={own.model}", f"--data={own.data}"} <= set(self._arguments):
+            raise HydraError(
+                f"its chain of PyTorch modules or its data are not those of the driver: it has {own.model} with {own.data}; use the same "
+                "version of PyTorch, the same code and the same files everywhere"
+            )
+        self._own, self._own_bytes = own, None
+
     def _train(self, run: str, tasks: list[str], sources: Mapping[str, str]) -> None:
         error = None
         try:
@@ -155,9 +175,10 @@ class Node:
 
     def _train_in(self, directory: Path, mirror: str) -> None:
         """Trains a run, and copies its results to the storage as they are written."""
-        from hydra_train import resume
+        from hydra_train._run import Run
 
-        run = resume(directory)
+        # `resume` would bind a chain to its data again, which may read all items.
+        run = Run(["resume", "--json", "--progress=none", "--", str(directory)], self._own)
         with self._lock:
             self._run = run
             for task in self._released:
@@ -231,8 +252,8 @@ def build() -> str:
     return f"{_native.version}-{digest[:16]}"
 
 
-def _planned(arguments: list[str]) -> dict[str, Any]:
+def _planned(arguments: list[str], own: Any) -> dict[str, Any]:
     """Returns the admission of the whole grid on this node, with the predicted seconds of each task."""
     from hydra_train._run import Run
 
-    return Run(["select", "--json", "--dry-run", *arguments]).wait().report
+    return Run(["select", "--json", "--dry-run", *arguments], own).wait().report

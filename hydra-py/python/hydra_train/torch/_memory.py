@@ -46,4 +46,6 @@ def name_of(thing: Any) -> str:
     """Returns the name of a class or a function, or of the class of another callable."""
     if not hasattr(thing, "__qualname__"):
         thing = type(thing)
-    return f"{thing.__module__}.{thing.__qualname__}"
+    # A class that is copied to another process by its code loses its `__qualname__`, and must have the same name there.
+    name = thing.__name__ if isinstance(thing, type) else thing.__qualname__
+    return f"{thing.__module__}.{name}"
