@@ -56,14 +56,15 @@ impl<'a> Group<'a> {
         self.tasks.iter().any(|task| task.is_unfinished())
     }
 
-    /// Returns the tasks with their ranks, best validation first; ties have equal ranks. Tasks without a validation have no rank
+    /// Returns the tasks with their ranks, best validation first; ties have equal ranks, and the lower loss is first, because the
+    /// order of tasks in merged reports depends on which node trained them. Tasks without a validation have no rank
     /// and follow by training loss; failed tasks are last. If the run is unfinished and no task is validated, the training
     /// loss ranks them.
     pub(super) fn ranked(&self) -> Vec<(Option<usize>, &'a ReportTask)> {
         let by_training = !self.is_validated() && self.is_unfinished();
         let mut tasks: Vec<(RankKey<'a>, &'a ReportTask)> =
             self.tasks.iter().map(|task| (RankKey::from_task(task, by_training), *task)).collect();
-        tasks.sort_by(|(a, _), (b, _)| a.order(b));
+        tasks.sort_by(|(a, _), (b, _)| a.order(b).then(a.loss().total_cmp(&b.loss())));
         let rank = |place: &RankKey<'_>| 1 + tasks.partition_point(|(other, _)| other.order(place).is_lt());
         tasks.iter().map(|(place, task)| (place.is_ranked().then(|| rank(place)), *task)).collect()
     }
@@ -90,6 +91,15 @@ impl<'a> RankKey<'a> {
             }
             (false, None) if task.is_unfinished() => Self::Unranked(training.unwrap_or(f64::INFINITY)),
             (false, None) => Self::Unranked(f64::INFINITY),
+        }
+    }
+
+    /// The loss of a validation or of the last minibatches.
+    fn loss(&self) -> f64 {
+        match self {
+            Self::Validated(score) => score.loss,
+            Self::Trained(loss) | Self::Unranked(loss) => *loss,
+            Self::Failed => f64::INFINITY,
         }
     }
 

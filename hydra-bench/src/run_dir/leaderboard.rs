@@ -370,18 +370,20 @@ mod tests {
     #[test]
     fn what_is_measured_differently_is_ranked_apart() {
         let mut json = report();
-        for (task, accuracy) in json["tasks"].as_array_mut().unwrap().iter_mut().zip([0.5, 0.9, 0.0, 0.5]) {
+        let validated = [(0.5, 0.25), (0.9, 0.25), (0.0, 0.25), (0.5, 0.125)];
+        for (task, (accuracy, loss)) in json["tasks"].as_array_mut().unwrap().iter_mut().zip(validated) {
             task["config"]["data"] = json!("pets");
             (task["unit"], task["units"]) = (json!("images"), json!(1200));
             task["initial_validation"] = json!({ "loss": 2.0, "metrics": { "accuracy": 0.1 } });
-            task["validation"] = json!({ "loss": 0.25, "metrics": { "accuracy": accuracy } });
+            task["validation"] = json!({ "loss": loss, "metrics": { "accuracy": accuracy } });
         }
         let text = Report::parse(&json.to_string()).unwrap().render();
         assert!(text.contains("validation accuracy") && text.contains("50.00%"), "{text}");
         assert!(text.contains(" 400 images/s,") && !text.contains("tokens/s"), "{text}");
         let words = rows(&text);
         let ranks: Vec<_> = words[1..5].iter().map(|row| (row[0], row[1])).collect();
-        assert_eq!(ranks, [("1", "worse"), ("1", "diverged"), ("3", "best"), ("-", "broken")], "{text}");
+        // Of equal accuracies, the one with the lower loss is first.
+        assert_eq!(ranks, [("1", "diverged"), ("1", "worse"), ("3", "best"), ("-", "broken")], "{text}");
         let mut language = report()["tasks"][2].clone();
         (language["name"], language["config"]["data"]) = (json!("gpt2"), json!("builtin"));
         (language["unit"], language["units"]) = (json!("tokens"), json!(12_000));
