@@ -14,6 +14,15 @@ pub fn hydra(arguments: &[&str]) -> Command {
     command
 }
 
+/// The program where every file is limited to 64 KiB, as on a disk that is full.
+#[cfg(target_os = "linux")]
+pub fn with_small_files(arguments: &[&str]) -> Output {
+    let mut command = std::process::Command::new("sh");
+    // POSIX shells count in blocks of 512 bytes.
+    command.args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_hydra")]);
+    command.args(arguments).env_remove("HYDRA_LOG").env("HYDRA_RESERVATIONS", "").output().unwrap()
+}
+
 /// The lines on standard error without progress, and without the notes about initial weights and about the last block of a text,
 /// which is hardly ever whole in the short texts of tests.
 pub fn notes(err: &str) -> String {

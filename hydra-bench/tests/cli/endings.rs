@@ -1,11 +1,11 @@
 //! The end of a run with failures: each is reported, and everything else is written.
 #![cfg(target_os = "linux")]
 
-use crate::common::{interrupt, json, notes, spawn, text, wait_for};
+use crate::common::{interrupt, json, notes, spawn, text, wait_for, with_small_files};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 const SMALL: &str = "--batch 4 --context 32 --devices cpu:1x1 --device-memory 64MiB";
 
@@ -32,23 +32,10 @@ fn interrupted(command: &str, dir: &Path, out: Stdio, minibatches: usize, ended:
 fn files_fail_for_themselves_and_each_is_named_beside_the_tasks() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    // POSIX shells count in blocks of 512 bytes.
-    let mut command = Command::new("sh");
-    command.args([
-        "-c",
-        "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\"",
-        env!("CARGO_BIN_EXE_hydra"),
-        "train",
-    ]);
-    command.env_remove("HYDRA_LOG").env("HYDRA_RESERVATIONS", "").args(SMALL.split_whitespace()).args([
-        "--steps",
-        "4",
-        "--cuts",
-        "2,4",
-        "--checkpoint-every",
-        "never",
-    ]);
-    let output = command.arg("--out").arg(&dir).output().unwrap();
+    let more =
+        ["--steps", "4", "--cuts", "2,4", "--checkpoint-every", "never", "--out", dir.to_str().unwrap()];
+    let arguments: Vec<&str> = ["train"].into_iter().chain(SMALL.split_whitespace()).chain(more).collect();
+    let output = with_small_files(&arguments);
     let err = notes(&text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{err}");
     assert!(

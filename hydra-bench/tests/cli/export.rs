@@ -250,6 +250,25 @@ fn stored(path: &Path) -> BTreeMap<String, (Vec<u64>, Vec<u8>)> {
     tensors.map(tensor).collect()
 }
 
+/// A disk that is full in the middle of an export leaves nothing, neither under the final name nor under another.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_export_to_a_full_disk_leaves_nothing() {
+    let (_, model, adapter, _) = &*TRAINED;
+    let root = TempDir::new().unwrap();
+    let given =
+        ["export", "--model", model.to_str().unwrap(), "--adapter", adapter.to_str().unwrap(), "--merge"];
+    for (name, more) in [("merged", &[][..]), ("merged.gguf", &["--format", "gguf"])] {
+        let out = root.path().join(name);
+        let output =
+            crate::common::with_small_files(&[&given[..], more, &["--out", out.to_str().unwrap()]].concat());
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("error: ") && err.contains("large"), "{err}");
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "{name}: {err}");
+    }
+}
+
 #[test]
 fn a_gguf_file_has_the_model_in_the_layout_of_llama_cpp() {
     let (_, model, adapter, _) = &*TRAINED;
