@@ -142,19 +142,16 @@ impl Prediction {
 }
 
 /// Returns the peak memory of a run on a device: what is resident there, the working memory of shard tasks, and the promoted
-/// parameters. Which of several alike devices computes the largest shard depends on moments, so that each is predicted to have the
-/// highest peak of them. Without a parameter cache the parameters are the parameters of two shards (double buffer), or of one without promotions.
+/// parameters. Without a
+/// parameter cache these are the parameters of two shards (double buffer), or of one without promotions.
 fn peak_bytes(forecast: &Forecast, run: &Simulation, device: usize) -> u64 {
     let shards = || forecast.workload.tasks.iter().flat_map(|task| &task.shards);
     let largest = shards().filter_map(|shard| shard.bytes).max().unwrap_or(0);
     let working = shards().map(|shard| shard.working.most()).max().unwrap_or(0);
     let working = working.saturating_sub(forecast.unused_bytes());
-    let devices = &forecast.workload.devices;
-    let is_alike = |other: &usize| devices[*other].memory_bytes == devices[device].memory_bytes;
-    let simulated = (0..devices.len()).filter(is_alike).map(|other| run.peak_bytes[other]).max().unwrap_or(0);
     let most = match (forecast.links[device], forecast.keeps_copies(device)) {
         (LinkRate::ZeroCopy, _) => largest + working,
-        (_, true) => simulated.saturating_sub(forecast.unused_bytes()),
+        (_, true) => run.peak_bytes[device].saturating_sub(forecast.unused_bytes()),
         (_, false) if forecast.prefetch => 2 * largest + working,
         (_, false) => largest + working,
     };
