@@ -36,8 +36,8 @@ mod train_task;
 mod weights;
 
 pub use admission::{
-    Admission, AdmittedTask, Estimate, FrozenWeights, Measurements, OptimizerPlacement, Place, Placement,
-    Skipped,
+    Admission, AdmittedTask, Estimate, FrozenWeights, Measurements, MinibatchMemory, OptimizerPlacement,
+    Place, Placement, Skipped, Storage, TrainingData,
 };
 pub use checkpoint::{Checkpoint, CheckpointEvery, fork_obstacle};
 pub use control::{Answer, Command, Effect, RunControl};

@@ -194,7 +194,7 @@ fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
         }),
         RunEvent::Submitted { admitted, config, at_s, .. } => json!({
             "event": "task", "task": admitted.name, "config": config, "steps": admitted.steps,
-            "unit": admitted.unit, "at_s": at_s,
+            "unit": admitted.data.unit, "at_s": at_s,
         }),
         RunEvent::Paused { task, step, at_s } => {
             json!({ "event": "paused", "task": name(task), "step": step, "at_s": at_s })

@@ -63,7 +63,7 @@ pub(crate) fn render(
             "disk: {disk} of {budget} for master weights and optimizer state, staged through {working} of host memory\n"
         ));
     }
-    let in_place = admission.tasks.iter().map(|task| task.in_place_bytes).max().unwrap_or(0);
+    let in_place = admission.tasks.iter().map(|task| task.storage.in_place_bytes).max().unwrap_or(0);
     if in_place > 0 {
         text.push_str(&format!(
             "frozen weights: read in place from the models' files, up to {} for a task; host memory has no copy\n",
@@ -150,13 +150,13 @@ fn tasks(tasks: &[AdmittedTask], with_disk: bool) -> String {
             task.trained_parameters.to_string(),
             (task.parameters - task.trained_parameters).to_string(),
             task.steps.to_string(),
-            format!("{} {}", task.units, task.unit),
+            format!("{} {}", task.data.units, task.data.unit),
             task.plan.shards.len().to_string(),
             ByteSize(task.plan.shards.iter().map(ShardPlan::most_bytes).max().unwrap_or(0)).to_string(),
-            ByteSize(task.master_bytes).to_string(),
+            ByteSize(task.storage.master_bytes).to_string(),
         ];
-        row.extend(with_disk.then(|| ByteSize(task.disk_bytes).to_string()));
-        row.push(ByteSize(task.active_bytes).to_string());
+        row.extend(with_disk.then(|| ByteSize(task.storage.disk_bytes).to_string()));
+        row.push(ByteSize(task.memory.active_bytes).to_string());
         row.extend([duration(task.estimated_s), cuts.join(",")]);
         table.row(row);
     }

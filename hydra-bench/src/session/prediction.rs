@@ -103,7 +103,7 @@ impl Prediction {
         let admission = run.admission();
         let Some(forecast) = run.forecast()? else { return Ok(None) };
         let excluded = excluded(admission, moves(&forecast));
-        let batch_may_grow = admission.tasks.iter().all(|task| 4 * batch <= task.items);
+        let batch_may_grow = admission.tasks.iter().all(|task| 4 * batch <= task.data.items);
         Self::simulated(forecast, excluded, batch_may_grow).map(Some)
     }
 

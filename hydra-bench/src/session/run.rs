@@ -577,11 +577,11 @@ fn configurations(
         let one = planned.iter().find(|one| one.configuration.name == task.name);
         let training = |one: &PlannedTask| {
             let one = &one.configuration;
-            spec.training.of(one, spec.model_of(one).seed, task.items)
+            spec.training.of(one, spec.model_of(one).seed, task.data.items)
         };
         let train = one.map(training).transpose()?;
         let config = one.zip(train).map_or(Value::Null, |(one, train)| described(spec, one, &train));
-        let (name, unit) = (task.name.clone(), task.unit.clone());
+        let (name, unit) = (task.name.clone(), task.data.unit.clone());
         Ok(ConfiguredTask { task: name, config, steps: task.steps, unit })
     };
     admission.tasks.iter().map(described).collect()

@@ -282,9 +282,9 @@ impl TaskMaker {
         spec: &RunSpec,
         planned: &[PlannedTask],
     ) -> FileBytes {
-        let unfinished = || admission.tasks.iter().filter(|task| task.master_bytes > 0);
+        let unfinished = || admission.tasks.iter().filter(|task| task.storage.master_bytes > 0);
         let written = spec.checkpoint_every.0.is_some();
-        let checkpoints = || unfinished().map(|task| task.master_bytes).filter(|_| written);
+        let checkpoints = || unfinished().map(|task| task.storage.master_bytes).filter(|_| written);
         let model = |task: &AdmittedTask| {
             let planned = planned.iter().find(|one| one.configuration.name == task.name);
             planned.map_or(0, |one| self.model_bytes(&one.configuration))

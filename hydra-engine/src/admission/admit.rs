@@ -4,6 +4,7 @@ use super::alike::equal_first_evaluations;
 use super::buffers::{ResidentBytes, ShardBuffers, shard_buffers};
 use super::check::check;
 use super::cut::CutTask;
+use super::division::StoredBuffers;
 use super::fit::{Fit, Fitting};
 use super::gradients::Window;
 use super::host_memory::{HostMemory, HostMemoryPlan};
@@ -38,53 +39,22 @@ pub struct AdmittedTask {
     pub trained_parameters: u64,
     /// Minibatches to train.
     pub steps: usize,
-    /// Items of the training data.
-    pub items: usize,
-    /// Tokens (or items) to train on.
-    pub units: u64,
-    /// The unit that `units` counts.
-    pub unit: String,
+    /// The data that it trains on.
+    #[serde(flatten)]
+    pub data: TrainingData,
     /// The plan of the shards.
     #[serde(skip)]
     pub plan: Arc<PartitionPlan>,
-    /// Bytes of master weights and optimizer state over the whole run, in every tier.
-    pub master_bytes: u64,
-    /// The part of `master_bytes` that is shared with other tasks and stored once for all of them.
-    pub shared_bytes: u64,
-    /// The part of `master_bytes` that is on the disk and not shared.
-    pub disk_bytes: u64,
-    /// For each buffer, the stored buffer that several tasks share, if there is one.
-    #[serde(skip)]
-    pub(crate) shared: Vec<Option<SharedBuffer>>,
-    /// The buffers of each shard.
-    #[serde(skip)]
-    pub(crate) buffers: Vec<ShardBuffers>,
-    /// For each buffer, whether it is on the disk.
-    #[serde(skip)]
-    pub(crate) on_disk: Vec<bool>,
-    /// Bytes of frozen weights that are read in place; `master_bytes` does not contain them.
-    pub in_place_bytes: u64,
-    /// For each buffer, whether it is read in place.
-    #[serde(skip)]
-    pub(crate) in_place: Vec<bool>,
-    /// Host bytes of gradients, boundary activations and batches while the task is within a minibatch.
-    pub active_bytes: u64,
+    /// Where its parameter buffers are stored.
+    #[serde(flatten)]
+    pub storage: Storage,
+    /// The memory that it takes within a minibatch.
+    #[serde(flatten)]
+    pub memory: MinibatchMemory,
     /// The microbatch passes of a microbatch group, which each shard computes one after the other.
     pub microbatch_group: MicrobatchGroup,
     /// The largest number of microbatch groups in flight, and so of devices that compute the task at the same time.
     pub replicas: usize,
-    /// For each shard, the bytes of its gradient accumulation buffer on a device.
-    #[serde(skip)]
-    pub(crate) accumulation_bytes: Vec<u64>,
-    /// The microbatches whose gradients may wait for those of earlier microbatches.
-    #[serde(skip)]
-    pub(crate) gradient_window: Window,
-    /// The part of `active_bytes` for the batches of a minibatch.
-    #[serde(skip)]
-    pub(crate) batch_bytes: u64,
-    /// The part of `active_bytes` for gradients that the optimizer may step with as they arrive.
-    #[serde(skip)]
-    pub(crate) gradient_bytes: u64,
     /// If this task is finished: a new task of the same shape as it would be admitted, if one fits.
     #[serde(skip)]
     restarted: Option<Box<Self>>,
@@ -98,9 +68,64 @@ pub struct AdmittedTask {
     pub estimate: Estimate,
     /// Where the optimizer steps.
     pub optimizer: Placement,
-    /// The bytes of its buffers that are resident on the device.
+}
+
+/// The amount of data that a task trains on.
+#[derive(Clone, Debug, Serialize)]
+pub struct TrainingData {
+    /// Items of the training data.
+    pub items: usize,
+    /// Tokens (or items) to train on.
+    pub units: u64,
+    /// The unit that `units` counts.
+    pub unit: String,
+}
+
+/// The places in which the parameter buffers of a task are stored, and their bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Storage {
+    /// Bytes of master weights and optimizer state over the whole run, in every tier.
+    pub master_bytes: u64,
+    /// The part of `master_bytes` that is shared with other tasks and stored once for all of them.
+    pub shared_bytes: u64,
+    /// The part of `master_bytes` that is on the disk and not shared.
+    pub disk_bytes: u64,
+    /// Bytes of frozen weights that are read in place; `master_bytes` does not contain them.
+    pub in_place_bytes: u64,
+    /// For each buffer, the stored buffer that several tasks share, if there is one.
+    #[serde(skip)]
+    pub(crate) shared: Vec<Option<SharedBuffer>>,
+    /// The buffers of each shard.
+    #[serde(skip)]
+    pub(crate) buffers: Vec<ShardBuffers>,
+    /// For each buffer, whether it is on the disk.
+    #[serde(skip)]
+    pub(crate) on_disk: Vec<bool>,
+    /// For each buffer, whether it is read in place.
+    #[serde(skip)]
+    pub(crate) in_place: Vec<bool>,
+    /// The bytes of buffers that are resident on the device.
     #[serde(skip)]
     pub(crate) resident: ResidentBytes,
+}
+
+/// The memory that a task takes while it is within a minibatch.
+#[derive(Clone, Debug, Serialize)]
+pub struct MinibatchMemory {
+    /// Host bytes of gradients, boundary activations and batches.
+    pub active_bytes: u64,
+    /// For each shard, the bytes of its gradient accumulation buffer on a device.
+    #[serde(skip)]
+    pub(crate) accumulation_bytes: Vec<u64>,
+    /// The microbatches whose gradients may wait for those of earlier microbatches.
+    #[serde(skip)]
+    pub(crate) gradient_window: Window,
+    /// The part of `active_bytes` for the batches of a minibatch.
+    #[serde(skip)]
+    pub(crate) batch_bytes: u64,
+    /// The part of `active_bytes` for gradients that the optimizer may step with as they arrive.
+    #[serde(skip)]
+    pub(crate) gradient_bytes: u64,
 }
 
 /// The estimated compute time of a task, by its parts.
@@ -249,7 +274,7 @@ fn admit_shape(
 impl Admission {
     /// Bytes of masters that several tasks share, each counted once.
     pub fn shared_bytes(&self) -> u64 {
-        let buffers = self.tasks.iter().flat_map(|task| task.shared.iter().flatten());
+        let buffers = self.tasks.iter().flat_map(|task| task.storage.shared.iter().flatten());
         buffers.collect::<BTreeSet<_>>().into_iter().map(|buffer| buffer.bytes).sum()
     }
 
@@ -258,16 +283,16 @@ impl Admission {
         let of = |(index, task): (usize, &AdmittedTask)| {
             let with_id = |&(buffer, bytes): &(usize, u64)| {
                 let own = ParamBufferId::new(TaskId(index), buffer);
-                (task.shared[buffer].map_or(own, |of| of.id), bytes)
+                (task.storage.shared[buffer].map_or(own, |of| of.id), bytes)
             };
-            task.resident.masters.iter().map(with_id).collect::<Vec<_>>()
+            task.storage.resident.masters.iter().map(with_id).collect::<Vec<_>>()
         };
         self.tasks.iter().enumerate().flat_map(of).collect()
     }
 
     /// The device bytes of resident buffers and of their pending gradients.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        let pending: u64 = self.tasks.iter().map(|task| task.resident.pending).sum();
+        let pending: u64 = self.tasks.iter().map(|task| task.storage.resident.pending).sum();
         pending + self.resident_buffers().into_values().sum::<u64>()
     }
 }
@@ -275,19 +300,7 @@ impl Admission {
 impl AdmittedTask {
     /// Bytes of a shard's parameters that are promoted.
     pub(crate) fn promoted_bytes(&self, shard: usize) -> u64 {
-        self.plan.shards[shard].param_bytes.saturating_sub(self.resident.shards[shard])
-    }
-
-    /// Bytes of the unshared masters in host memory.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.master_bytes - self.shared_bytes - self.disk_bytes
-    }
-
-    /// The buffers that the task shares with others: index in the chain, stored buffer, and whether it is on the
-    /// disk.
-    pub(crate) fn shared(&self) -> impl Iterator<Item = (usize, SharedBuffer, bool)> {
-        let buffers = self.shared.iter().zip(&self.on_disk).enumerate();
-        buffers.filter_map(|(buffer, (shared, on_disk))| Some((buffer, (*shared)?, *on_disk)))
+        self.plan.shards[shard].param_bytes.saturating_sub(self.storage.resident.shards[shard])
     }
 
     /// The admission of another task of this shape that starts from the beginning. `of` is the training task of
@@ -298,11 +311,11 @@ impl AdmittedTask {
 
     /// Admits `task`, which has the shape of `other` (trained by `of`), with all masters in host memory.
     pub(crate) fn with_shape_of((other, of): (&Self, &TrainTask), task: &TrainTask) -> Self {
-        let (other, items) = (other.fresh(of).unwrap_or(other), task.train.len());
+        let other = other.fresh(of).unwrap_or(other);
         Self {
             name: task.name.clone(),
-            steps: task.spec.steps(items),
-            units: scaled_units(other.units, trained_items(task), trained_items(of)),
+            steps: task.spec.steps(task.train.len()),
+            data: TrainingData::of(task, (other.data.units, trained_items(of))),
             first_evaluation: None,
             estimated_s: task_s(task, &other.plan, false),
             estimate: Estimate::of(task, &other.plan),
@@ -317,49 +330,29 @@ impl AdmittedTask {
         (sizes, host_plan, index): (&TaskSizes, &HostMemoryPlan, usize),
         (id, first_evaluation): (TaskId, Option<usize>),
     ) -> Self {
-        let evaluates_for_others = first_evaluation == Some(id.0);
-        let CutTask { task, batch, plan, shared, in_place, .. } = cut;
-        let buffers = shared.into_iter().zip(&sizes.buffers.masters);
-        let shared: Vec<Option<SharedBuffer>> =
-            buffers.map(|(id, bytes)| id.map(|id| SharedBuffer { id, bytes: *bytes })).collect();
-        let items = task.train.len();
-        let on_disk = host_plan.division.on_disk[index].clone();
+        let storage = Storage::of((&cut, id), &optimizer, &sizes.buffers, &host_plan.division.on_disk[index]);
+        let CutTask { task, batch, plan, .. } = cut;
         let several = sizes.microbatch_group.microbatches > 1 && !optimizer.on_device();
-        let accumulation_bytes =
-            |shard: usize| if several { accumulation_bytes(task, &plan, shard) } else { 0 };
-        let accumulation_bytes = (0..plan.shards.len()).map(accumulation_bytes).collect();
+        let sums = |shard: usize| if several { accumulation_bytes(task, &plan, shard) } else { 0 };
         Self {
             name: task.name.clone(),
             parameters: task.chain.parameters(),
             trained_parameters: trained_parameters(&task.chain),
-            steps: if task.evaluate_only { 0 } else { task.spec.steps(items) },
-            items,
-            units: scaled_units(batch.units as u64, trained_items(task), batch.items as u64),
-            unit: task.train.unit().to_owned(),
-            master_bytes: sizes.buffers.masters.iter().sum(),
-            shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
-            disk_bytes: sizes.buffers.own_disk_bytes(&on_disk),
-            buffers: shard_buffers(
-                &task.chain,
-                &plan,
-                |buffer| !optimizer.is_resident(buffer),
-                |buffer| shared[buffer].map_or(ParamBufferId::new(id, buffer), |of| of.id),
-            ),
-            resident: ResidentBytes::of(task, &plan, |buffer| optimizer.is_resident(buffer)),
-            shared,
-            on_disk,
-            in_place_bytes: sizes.buffers.in_place.iter().sum(),
-            in_place,
-            active_bytes: host_plan.active[index],
+            steps: if task.evaluate_only { 0 } else { task.spec.steps(task.train.len()) },
+            data: TrainingData::of(task, (batch.units as u64, batch.items as u64)),
+            storage,
+            memory: MinibatchMemory {
+                active_bytes: host_plan.active[index],
+                accumulation_bytes: (0..plan.shards.len()).map(sums).collect(),
+                gradient_window: sizes.window,
+                batch_bytes: sizes.batches,
+                gradient_bytes: sizes.pending_gradients(host_plan.gradient_shards),
+            },
             microbatch_group: sizes.microbatch_group,
             replicas: sizes.replicas,
-            accumulation_bytes,
-            gradient_window: sizes.window,
-            batch_bytes: sizes.batches,
-            gradient_bytes: sizes.pending_gradients(host_plan.gradient_shards),
             restarted: None,
             first_evaluation,
-            estimated_s: task_s(task, &plan, first_evaluation.is_some() && !evaluates_for_others),
+            estimated_s: task_s(task, &plan, first_evaluation.is_some_and(|first| first != id.0)),
             estimate: Estimate::of(task, &plan),
             optimizer,
             plan,
@@ -367,10 +360,55 @@ impl AdmittedTask {
     }
 }
 
-/// The units of `items` items, if `of` items have `units`.
-fn scaled_units(units: u64, items: u64, of: u64) -> u64 {
-    let units = u128::from(units) * u128::from(items) / u128::from(of.max(1));
-    units.try_into().unwrap_or(u64::MAX)
+impl TrainingData {
+    /// The data of a task, if `items` of its items have `units` units.
+    fn of(task: &TrainTask, (units, items): (u64, u64)) -> Self {
+        let units = u128::from(units) * u128::from(trained_items(task)) / u128::from(items.max(1));
+        let (units, unit) = (units.try_into().unwrap_or(u64::MAX), task.train.unit().to_owned());
+        Self { items: task.train.len(), units, unit }
+    }
+}
+
+impl Storage {
+    /// The storage of a task whose buffers are on the disk according to `disk`.
+    fn of((cut, id): (&CutTask<'_>, TaskId), on: &Placement, sizes: &StoredBuffers, disk: &[bool]) -> Self {
+        let CutTask { task, plan, shared, in_place, .. } = cut;
+        let of = |(id, bytes): (&Option<_>, &u64)| id.map(|id| SharedBuffer { id, bytes: *bytes });
+        let shared: Vec<Option<SharedBuffer>> = shared.iter().zip(&sizes.masters).map(of).collect();
+        let is_resident = |buffer| on.is_resident(buffer);
+        let name = |buffer: usize| shared[buffer].map_or(ParamBufferId::new(id, buffer), |of| of.id);
+        Self {
+            master_bytes: sizes.masters.iter().sum(),
+            shared_bytes: shared.iter().flatten().map(|shared| shared.bytes).sum(),
+            disk_bytes: sizes.own_disk_bytes(disk),
+            in_place_bytes: sizes.in_place.iter().sum(),
+            buffers: shard_buffers(&task.chain, plan, |buffer| !is_resident(buffer), name),
+            resident: ResidentBytes::of(task, plan, is_resident),
+            shared,
+            on_disk: disk.to_vec(),
+            in_place: in_place.clone(),
+        }
+    }
+
+    /// Bytes of the unshared masters in host memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.master_bytes - self.shared_bytes - self.disk_bytes
+    }
+
+    /// The buffers that the task shares with others: index in the chain and stored buffer.
+    pub(crate) fn shared(&self) -> impl Iterator<Item = (usize, SharedBuffer)> {
+        self.shared.iter().enumerate().filter_map(|(buffer, shared)| Some((buffer, (*shared)?)))
+    }
+
+    /// The buffers in host memory that the task shares with others.
+    pub(crate) fn shared_in_memory(&self) -> impl Iterator<Item = SharedBuffer> {
+        self.shared().filter(|(buffer, _)| !self.on_disk[*buffer]).map(|(_, shared)| shared)
+    }
+
+    /// The buffers on the disk that the task shares with others.
+    pub(crate) fn shared_on_disk(&self) -> impl Iterator<Item = SharedBuffer> {
+        self.shared().filter(|(buffer, _)| self.on_disk[*buffer]).map(|(_, shared)| shared)
+    }
 }
 
 /// Items that a task trains on, counted once per pass over them.

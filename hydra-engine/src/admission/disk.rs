@@ -1,6 +1,6 @@
 //! The disk tier of a run: its budget, its files, and the host memory that it works in.
 
-use super::admit::{Admission, AdmittedTask};
+use super::admit::{Admission, AdmittedTask, Storage};
 use super::buffers::{best_bytes, master_bytes, read_bytes, writes_whole};
 use super::host_memory::DiskSpec;
 use crate::error::EngineError;
@@ -59,11 +59,10 @@ impl DiskTier {
     pub(crate) fn reserve(&mut self, tasks: &[TrainTask], admission: &Admission) -> Result<(), EngineError> {
         let Some(DiskSpec { dir, budget }) = &self.wanted else { return Ok(()) };
         let budget = Budget::new(format!("disk `{}`", dir.display()), *budget);
-        let spaces = admission.tasks.iter().map(|task| budget.reserve(task.disk_bytes, &task.name).map(Some));
-        let spaces = spaces.collect::<Result<_, _>>().map_err(SpillError::from)?;
-        let on_disk = admission.tasks.iter().flat_map(AdmittedTask::shared).filter(|(.., on_disk)| *on_disk);
-        let shared: BTreeMap<ParamBufferId, u64> =
-            on_disk.map(|(_, buffer, _)| (buffer.id, buffer.bytes)).collect();
+        let space = |task: &AdmittedTask| budget.reserve(task.storage.disk_bytes, &task.name).map(Some);
+        let spaces = admission.tasks.iter().map(space).collect::<Result<_, _>>().map_err(SpillError::from)?;
+        let shared = admission.tasks.iter().flat_map(|task| task.storage.shared_on_disk());
+        let shared: BTreeMap<ParamBufferId, u64> = shared.map(|buffer| (buffer.id, buffer.bytes)).collect();
         let space = |(id, bytes): (&ParamBufferId, &u64)| Ok((*id, budget.reserve(*bytes, id.to_string())?));
         let shared_space = shared.iter().map(space).collect::<Result<_, BudgetError>>();
         let shared_space = shared_space.map_err(SpillError::from)?;
@@ -88,7 +87,7 @@ impl DiskTier {
 /// The most bytes that the writer has in memory of a buffer of a task that is not in host memory as `f32`: it is on the
 /// disk, read in place, or stored in a narrower type.
 fn largest_read((task, admitted): (&TrainTask, &AdmittedTask)) -> Option<u64> {
-    let elsewhere = admitted.on_disk.iter().zip(&admitted.in_place);
+    let elsewhere = admitted.storage.on_disk.iter().zip(&admitted.storage.in_place);
     let buffers = task.chain.buffers().iter().zip(elsewhere.map(|(on_disk, in_place)| *on_disk || *in_place));
     let is_read =
         |(layout, elsewhere): &(&ParamBufferLayout, bool)| *elsewhere || layout.encoding != Encoding::Masters;
@@ -102,10 +101,10 @@ fn buffers_of<'a>(
     task: &'a TrainTask,
     admitted: &'a AdmittedTask,
 ) -> impl Iterator<Item = (ParamBufferId, u64)> + 'a {
-    let buffers = task.chain.buffers().iter().zip(&admitted.on_disk).enumerate();
-    let own =
-        move |(buffer, (_, on_disk)): &(usize, (_, &bool))| **on_disk && admitted.shared[*buffer].is_none();
-    buffers.filter(own).flat_map(move |(buffer, (layout, _))| {
+    let Storage { shared, on_disk, .. } = &admitted.storage;
+    let own = move |buffer: usize| on_disk[buffer] && shared[buffer].is_none();
+    let buffers = task.chain.buffers().iter().enumerate().filter(move |(buffer, _)| own(*buffer));
+    buffers.flat_map(move |(buffer, layout)| {
         let masters = ParamBufferId::new(id, buffer);
         let copy = best_bytes(layout, &task.spec).map(|bytes| (masters.snapshot(), bytes));
         std::iter::once((masters, master_bytes(layout, &task.spec))).chain(copy)

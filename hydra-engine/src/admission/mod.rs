@@ -29,7 +29,7 @@ mod timing;
 mod traffic;
 
 pub(crate) use admit::admit;
-pub use admit::{Admission, AdmittedTask, Estimate};
+pub use admit::{Admission, AdmittedTask, Estimate, MinibatchMemory, Storage, TrainingData};
 pub(crate) use buffers::{ShardBuffers, best_bytes, initial_bytes, is_narrowed, stepped_bytes, stored_bytes};
 pub(crate) use disk::DiskTier;
 pub(crate) use division::groups;

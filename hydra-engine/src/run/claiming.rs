@@ -113,7 +113,8 @@ impl Claiming {
         let task = &mut context.tasks[index];
         let next = task.claimable(DeviceId(device), self.prefetch)?;
         if task.memory.active.is_none() {
-            task.memory.active = context.host.try_reserve(task.info.admitted.active_bytes, task.info.name());
+            task.memory.active =
+                context.host.try_reserve(task.info.admitted.memory.active_bytes, task.info.name());
         }
         task.memory.active.as_ref()?;
         let sums_wait = context.devices[device].sums_wait_for(task.id(), &next.what);
@@ -202,7 +203,7 @@ fn jobs(
         adding: claim.adding,
         late,
         rest: (peak_bytes(task, next) + accumulation_bytes(task, &claim)).saturating_sub(
-            task.info.admitted.resident.shards[next.shard] + held.bytes() + reservation.bytes(),
+            task.info.admitted.storage.resident.shards[next.shard] + held.bytes() + reservation.bytes(),
         ),
         abandoned: abandoned.clone(),
     };
@@ -245,7 +246,7 @@ impl ClaimContext<'_> {
     /// The view of a task, if the device can claim its next shard task.
     fn view(&self, task: &LiveTask, device: usize, prefetch: bool) -> Option<ModelView> {
         let next = task.claimable(DeviceId(device), prefetch)?.what;
-        let needed = task.info.admitted.active_bytes;
+        let needed = task.info.admitted.memory.active_bytes;
         let has_space = task.memory.active.is_some() || self.host.available() >= needed;
         let (continues, cached) =
             (task.in_flight.runs_on(DeviceId(device)), || self.has_copies(task, &next, device));
@@ -318,7 +319,7 @@ impl ClaimContext<'_> {
 /// Device bytes of the sum of a shard task's gradients and earlier ones.
 fn accumulation_bytes(task: &LiveTask, claim: &Claim) -> u64 {
     match claim.adding {
-        Adding::Next => task.info.admitted.accumulation_bytes[claim.what.shard],
+        Adding::Next => task.info.admitted.memory.accumulation_bytes[claim.what.shard],
         Adding::Nothing | Adding::First => 0,
     }
 }

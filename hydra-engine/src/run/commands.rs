@@ -355,7 +355,7 @@ fn check_shape(task: &TrainTask, like: &TaskInfo) -> Result<(), CommandError> {
         let why = "some of its masters are resident on a device; let optimizers step on the host";
         return Err(CommandError::NoSpace { task, why });
     }
-    if admitted.on_disk.contains(&true) {
+    if admitted.storage.on_disk.contains(&true) {
         let why = "its masters are on the disk, where no space can be added during the run; give the run more host memory";
         return Err(CommandError::NoSpace { task, why });
     }

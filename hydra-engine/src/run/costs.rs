@@ -37,7 +37,7 @@ pub(super) fn split_off_cache<'a>(devices: impl Iterator<Item = &'a mut DeviceCo
 /// The device bytes that a shard's tasks take in addition to parameters by this plan; they are measured where the
 /// plan was verified.
 pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: usize) -> WorkingBytes {
-    let (of, sums) = (&plan.shards[shard], task.accumulation_bytes[shard]);
+    let (of, sums) = (&plan.shards[shard], task.memory.accumulation_bytes[shard]);
     let [forward, backward] = plan.without_standing(shard).map(|need| need.saturating_sub(of.param_bytes));
     WorkingBytes {
         forward,
@@ -51,9 +51,8 @@ pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: us
 /// The host memory of a run for unshared masters and models within a minibatch. `None` if tasks are queued, which the
 /// simulator does not model.
 pub(super) fn host_bytes(admission: &Admission) -> Option<u64> {
-    let shared = admission.tasks.iter().flat_map(|task| task.shared());
     let shared: BTreeSet<SharedBuffer> =
-        shared.filter(|(.., on_disk)| !on_disk).map(|(_, shared, _)| shared).collect();
+        admission.tasks.iter().flat_map(|task| task.storage.shared_in_memory()).collect();
     let shared: u64 = shared.into_iter().map(|shared| shared.bytes).sum();
     let others = admission.host_ahead_bytes + admission.host_working_bytes + shared;
     admission.max_concurrent.is_none().then(|| admission.host_admitted_bytes.saturating_sub(others))

@@ -147,7 +147,7 @@ impl AdmittedRun {
         let moves = links.iter().any(|link| link.bytes_per_s().is_some());
         let mut host = HostRates::new(&self.devices, self.disk.dir())?;
         let seconds = |(task, admitted): (&TrainTask, &AdmittedTask)| {
-            host.seconds(task, admitted.on_disk.iter().any(|on_disk| *on_disk))
+            host.seconds(task, admitted.storage.on_disk.contains(&true))
         };
         let seconds: Vec<Seconds> = tasks.iter().zip(admitted).map(seconds).collect::<Result<_, _>>()?;
         let plans = timed_plans(tasks, admitted, &self.devices)?;
@@ -440,7 +440,7 @@ fn task_cost(
         buffers: buffers.stepped.clone(),
         ..ShardCost::default()
     };
-    let shards = plan.shards.iter().zip(&task.buffers).enumerate().map(shard).collect();
+    let shards = plan.shards.iter().zip(&task.storage.buffers).enumerate().map(shard).collect();
     let mut cost = TaskCost::new(&task.name, program.steps as u64, shards);
     cost.first_trained = program.first_trained;
     cost.microbatches = program.microbatches as u64;
@@ -449,7 +449,7 @@ fn task_cost(
         cost.epoch = Some(Epoch { minibatches: program.epoch as u64, last_microbatches });
     }
     cost.replicas = task.replicas;
-    (cost.masters_bytes, cost.active_bytes) = (task.memory_bytes(), task.active_bytes);
+    (cost.masters_bytes, cost.active_bytes) = (task.storage.memory_bytes(), task.memory.active_bytes);
     // With a single shard, the order of microbatch passes in a replica does not depend on the microbatch group.
     if cost.shards.len() > 1 || cost.replicas > 1 {
         cost.microbatch_group = program.microbatch_group.microbatches as u64;
@@ -483,14 +483,11 @@ fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
 /// addition of the last gradients to arrive. Earlier gradients are added during compute.
 fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, seconds: &Seconds) -> f64 {
     let microbatch_groups = program.microbatches.div_ceil(program.microbatch_group.microbatches);
-    let summed = admitted
-        .accumulation_bytes
-        .iter()
-        .zip(&admitted.plan.shards)
-        .all(|(sum, of)| *sum == of.gradient_bytes);
+    let mut sums = admitted.memory.accumulation_bytes.iter().zip(&admitted.plan.shards);
+    let summed = sums.all(|(sum, of)| *sum == of.gradient_bytes);
     let adds =
         if program.microbatches == 1 || (microbatch_groups == 1 && summed) { 0.0 } else { seconds.add };
-    let buffers = task.chain.buffers().iter().zip(&admitted.on_disk).enumerate();
+    let buffers = task.chain.buffers().iter().zip(&admitted.storage.on_disk).enumerate();
     let stepped = buffers.filter(|(index, (of, _))| of.trained && !admitted.optimizer.is_resident(*index));
     let step = |on_disk: bool| if on_disk { seconds.disk_step } else { seconds.step };
     stepped.map(|(_, (buffer, on_disk))| buffer.elements as f64 * (step(*on_disk) + adds)).sum()
@@ -500,15 +497,16 @@ fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, sec
 fn read_s(task: &TrainTask, admitted: &AdmittedTask, seconds: &Seconds) -> Vec<f64> {
     let elements = |buffer: usize| task.chain.buffers()[buffer].elements as f64;
     let of = |shard: &ShardPlan| {
-        let buffers = task.chain.buffers_of(shard.range()).into_iter();
-        buffers.filter(|buffer| admitted.on_disk[*buffer]).map(elements).sum::<f64>() * seconds.disk_read
+        let (buffers, on_disk) = (task.chain.buffers_of(shard.range()), &admitted.storage.on_disk);
+        let read = buffers.into_iter().filter(|buffer| on_disk[*buffer]).map(elements);
+        read.sum::<f64>() * seconds.disk_read
     };
     admitted.plan.shards.iter().map(of).collect()
 }
 
 /// Bytes that the largest shard task reserves beyond those it used when measured.
 fn unused_bytes(admitted: &[AdmittedTask]) -> u64 {
-    let shards = admitted.iter().flat_map(|task| task.plan.shards.iter().zip(&task.accumulation_bytes));
+    let shards = admitted.iter().flat_map(|of| of.plan.shards.iter().zip(&of.memory.accumulation_bytes));
     let beside = |(shard, sums): &(&ShardPlan, &u64)| {
         shard.peak_bytes.saturating_sub(shard.param_bytes).saturating_add(sums.saturating_mul(2))
     };
@@ -544,7 +542,7 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     let summed = program.microbatch_group.microbatches.min(program.microbatches) as u64 - 1;
     let saved = (0..shards.len())
         .filter(|index| is_moved(*index))
-        .map(|index| summed * admitted.accumulation_bytes[index]);
+        .map(|index| summed * admitted.memory.accumulation_bytes[index]);
     let saved: u64 = saved.sum();
     let (microbatches, last) = (program.microbatches as u64, shards.len() - 1);
     let inputs =
@@ -555,7 +553,7 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     if program.microbatch_group.microbatches > 1 {
         up += backward(0) + backward(program.first_trained + 1);
     }
-    let on_disk = || task.chain.buffers().iter().zip(&admitted.on_disk).filter(|(_, on_disk)| **on_disk);
+    let on_disk = || task.chain.buffers().iter().zip(&admitted.storage.on_disk).filter(|(_, is)| **is);
     ForecastTask {
         name: admitted.name.clone(),
         parameter_bytes: plan.shards.iter().map(|shard| shard.param_bytes).sum(),

@@ -199,12 +199,12 @@ impl InitialWeights {
 
     /// Returns whether a buffer has to be hashed.
     fn is_hashed(&self, buffer: usize, start_hashes: &StartHashes) -> bool {
-        self.info.admitted.shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer))
+        self.info.admitted.storage.shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer))
     }
 
     /// The files from which a shared buffer is read, if they are as they were; `None` if not, and for other buffers.
     fn files(&self, buffer: usize) -> Files {
-        self.info.admitted.shared[buffer]?;
+        self.info.admitted.storage.shared[buffer]?;
         let chain = self.info.chain();
         let files = chain.source().files_of(chain, buffer)?;
         files.iter().all(FileVersion::is_current).then_some(files)
@@ -212,7 +212,7 @@ impl InitialWeights {
 
     /// The hashes of a shared buffer that another task has read from these files.
     fn stored(&self, buffer: usize, files: &Files) -> Option<Hashes> {
-        let id = self.info.admitted.shared[buffer]?.id;
+        let id = self.info.admitted.storage.shared[buffer]?.id;
         let is_same = files.is_some() && self.store.files(id)? == *files;
         self.store.hashes(id).filter(|_| is_same)
     }
@@ -380,7 +380,7 @@ impl InitialWeights {
         hashes: Option<Hashes>,
         files: Files,
     ) -> Result<(), EngineError> {
-        if let Some((shared, hashes)) = self.info.admitted.shared[buffer].zip(hashes) {
+        if let Some((shared, hashes)) = self.info.admitted.storage.shared[buffer].zip(hashes) {
             return self.share((shared, files), buffer, params, hashes);
         }
         let reservation = self.reserved(buffer)?;
@@ -421,9 +421,8 @@ impl InitialWeights {
             return buffers.map(|buffer| buffer..buffer + 1).collect();
         }
         let bytes: Vec<u64> = buffers.clone().map(|buffer| self.info.passing_bytes(buffer)).collect();
-        let is_there = |buffer: usize| {
-            self.info.admitted.shared[buffer].is_some_and(|shared| self.store.hashes(shared.id).is_some())
-        };
+        let shared = &self.info.admitted.storage.shared;
+        let is_there = |buffer: usize| shared[buffer].is_some_and(|of| self.store.hashes(of.id).is_some());
         let passing = |buffer: usize| match self.info.passes(buffer) {
             _ if is_there(buffer) => Some(self.memory.compared.bytes()),
             true => Some(self.memory.passing.bytes()),

@@ -6,7 +6,7 @@ use crate::observer::TierMemory;
 use crate::protocol::HostHeadroom;
 use crate::task::TaskInfo;
 use hydra_core::ByteSize;
-use hydra_spill::{Budget, ParamBufferId, Reservation, SharedStore, SpillError};
+use hydra_spill::{Budget, Reservation, SharedStore, SpillError};
 use std::iter;
 
 /// Reserved memory for the masters of a task that starts.
@@ -65,8 +65,9 @@ impl RunMemory {
         };
         let compared = self.host.try_reserve(compared_bytes(info, store), name)?;
         let brings = |shared: &SharedBuffer| !store.has_names(shared.id);
-        let brought: u64 = info.shared_in_memory().filter(brings).map(|shared| shared.bytes).sum();
-        let mut host = self.host.try_reserve(info.memory_bytes() + brought, name)?;
+        let storage = &info.admitted.storage;
+        let brought: u64 = storage.shared_in_memory().filter(brings).map(|shared| shared.bytes).sum();
+        let mut host = self.host.try_reserve(storage.memory_bytes() + brought, name)?;
         for (name, shared) in info.shared_names() {
             // Space on the disk was reserved when the run started.
             let reservation = brings(&shared).then(|| host.split(shared.bytes));
@@ -81,9 +82,10 @@ impl RunMemory {
         tasks: impl Iterator<Item = &'a TaskInfo>,
         store: &SharedStore,
     ) {
-        let on_disk = tasks.flat_map(|info| info.admitted.shared().map(move |shared| (info.id, shared)));
-        for (task, (buffer, shared, _)) in on_disk.filter(|(_, (.., on_disk))| *on_disk) {
-            store.join(ParamBufferId::new(task, buffer), shared.id, self.disk.take_shared_space(shared.id));
+        for info in tasks {
+            for (name, shared) in info.shared_names().filter(|(name, _)| info.lives_on_disk(name.buffer)) {
+                store.join(name, shared.id, self.disk.take_shared_space(shared.id));
+            }
         }
     }
 

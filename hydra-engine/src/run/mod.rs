@@ -251,11 +251,11 @@ impl Run {
         let (chain, spec) = (task.info.chain().clone(), task.info.task.spec.clone());
         let program = task.cursor.program();
         let (steps, together) =
-            (program.steps, task.info.admitted.gradient_window.has_all(program.microbatches));
+            (program.steps, task.info.admitted.memory.gradient_window.has_all(program.microbatches));
         let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best, together });
         if task.info.has_resident() {
             // Reserves device memory for pending gradients.
-            let bytes = task.info.admitted.resident.pending;
+            let bytes = task.info.admitted.storage.resident.pending;
             let reservation = self.device_resident.reserve(bytes, task.info.name()).map_err(SpillError::from);
             task.memory.waiting = Some(reservation?);
         }
@@ -374,7 +374,7 @@ impl Run {
     fn read_ahead(&mut self) {
         for task in &mut self.tasks {
             let Some(next) = task.next_to_read() else { continue };
-            let bytes = task.info.admitted.batch_bytes;
+            let bytes = task.info.admitted.memory.batch_bytes;
             let Some(reservation) = self.memory.host.try_ahead(bytes, task.info.name()) else { continue };
             let Some((of, reading)) = task.read_ahead(&next) else { continue };
             self.threads.load(LoadJob { task: task.id(), of, reading, memory: reservation });
@@ -427,7 +427,7 @@ impl Run {
             return;
         }
         for index in indices {
-            let needed = self.tasks[index].info.admitted.active_bytes;
+            let needed = self.tasks[index].info.admitted.memory.active_bytes;
             let available = self.memory.host.available();
             self.fail(index, EngineError::NoProgress { available, needed });
         }

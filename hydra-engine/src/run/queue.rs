@@ -37,23 +37,24 @@ impl Queue {
     ) -> Vec<&'a LiveTask> {
         let waiting = tasks.iter().filter(|task| task.phase.is_waiting() && !task.is_paused());
         let Some(most) = self.max_concurrent else { return waiting.collect() };
-        let begun = || tasks.iter().filter(|task| task.has_begun()).map(|task| &task.info);
+        let begun = || tasks.iter().filter(|task| task.has_begun()).map(|task| &task.info.admitted);
         if begun().count() >= most || waiting.clone().next().is_none() {
             return Vec::new();
         }
-        let masters: u64 = begun().map(|info| info.memory_bytes()).sum();
-        let shared: BTreeSet<SharedBuffer> = begun().flat_map(|info| info.shared_in_memory()).collect();
+        let masters: u64 = begun().map(|of| of.storage.memory_bytes()).sum();
+        let shared: BTreeSet<SharedBuffer> = begun().flat_map(|of| of.storage.shared_in_memory()).collect();
         let in_common: u64 = shared.iter().map(|shared| shared.bytes).sum();
         // The largest models within a minibatch, one for each device, in descending order.
-        let mut active: Vec<u64> = begun().map(|info| info.admitted.active_bytes).collect();
+        let mut active: Vec<u64> = begun().map(|of| of.memory.active_bytes).collect();
         active.sort_unstable_by(|a, b| b.cmp(a));
         active.truncate(self.devices);
         let within: u64 = active.iter().sum();
         let least = if active.len() < self.devices { 0 } else { active.last().copied().unwrap_or(0) };
         let has_space = |info: &TaskInfo| {
-            let more = info.admitted.active_bytes.saturating_sub(least);
-            let brought = info.shared_in_memory().filter(|buffer| !shared.contains(buffer));
-            let all = masters + in_common + info.memory_bytes() + brought.map(|of| of.bytes).sum::<u64>();
+            let storage = &info.admitted.storage;
+            let more = info.admitted.memory.active_bytes.saturating_sub(least);
+            let brought = storage.shared_in_memory().filter(|buffer| !shared.contains(buffer));
+            let all = masters + in_common + storage.memory_bytes() + brought.map(|of| of.bytes).sum::<u64>();
             all + within + more + compared_bytes(info, store) <= memory.for_tasks
         };
         waiting.filter(|task| has_space(&task.info)).collect()

@@ -332,14 +332,14 @@ impl Task {
         };
         Self {
             name: task.name.clone(),
-            shards: task.buffers.iter().enumerate().map(shard).collect(),
+            shards: task.storage.buffers.iter().enumerate().map(shard).collect(),
             microbatch_groups: [
                 task.microbatch_group.microbatches as u64,
                 task.microbatch_group.batches as u64,
             ],
             replicas: task.replicas,
-            masters_bytes: task.memory_bytes(),
-            active_bytes: task.active_bytes,
+            masters_bytes: task.storage.memory_bytes(),
+            active_bytes: task.memory.active_bytes,
             ..Self::default()
         }
     }

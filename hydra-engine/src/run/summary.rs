@@ -84,11 +84,11 @@ fn task_report(task: &LiveTask) -> TaskReport {
             parameters: info.chain().parameters(),
             shards: info.shards.len(),
             cut_points: info.admitted.plan.cut_points.clone(),
-            disk_bytes: info.admitted.disk_bytes,
+            disk_bytes: info.admitted.storage.disk_bytes,
             optimizer: info.admitted.optimizer.clone(),
         },
         steps: results.losses.len(),
-        unit: info.admitted.unit.clone(),
+        unit: info.admitted.data.unit.clone(),
         units: results.units,
         losses: results.losses.clone(),
         validations: Validations {

@@ -65,7 +65,7 @@ impl LiveTask {
         if self.cursor.is_in_rounds() {
             self.underway.known = 0;
         }
-        self.checkpoint = CheckpointClock::new(&self.cursor, at_s, self.info.admitted.master_bytes);
+        self.checkpoint = CheckpointClock::new(&self.cursor, at_s, self.info.admitted.storage.master_bytes);
         // Frozen buffers are always up to date.
         self.versions.iter_mut().filter(|version| **version == 0).for_each(|version| *version = step);
         true

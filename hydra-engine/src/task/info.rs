@@ -45,7 +45,7 @@ impl TaskInfo {
         for (shard, buffers) in buffers.iter().enumerate() {
             buffers.iter().for_each(|buffer| readers[*buffer].push(shard));
         }
-        let by_shared = admitted.shared().map(|(buffer, shared, _)| (shared.id, buffer)).collect();
+        let by_shared = admitted.storage.shared().map(|(buffer, shared)| (shared.id, buffer)).collect();
         let resident = (0..task.chain.buffers().len()).map(|buffer| admitted.optimizer.is_resident(buffer));
         let resident = resident.collect();
         Self { id, buffers, readers, shards, admitted, resident, by_shared, identity, task }
@@ -86,12 +86,12 @@ impl TaskInfo {
 
     /// Returns whether a buffer's master weights are on the disk.
     pub(crate) fn lives_on_disk(&self, buffer: usize) -> bool {
-        self.admitted.on_disk[buffer]
+        self.admitted.storage.on_disk[buffer]
     }
 
     /// Returns whether a buffer is read in place.
     pub(crate) fn is_in_place(&self, buffer: usize) -> bool {
-        self.admitted.in_place[buffer]
+        self.admitted.storage.in_place[buffer]
     }
 
     /// The bytes of a buffer in the store.
@@ -122,7 +122,7 @@ impl TaskInfo {
 
     /// Returns whether master weights of the task are on the disk.
     pub(crate) fn uses_disk(&self) -> bool {
-        self.admitted.on_disk.contains(&true)
+        self.admitted.storage.on_disk.contains(&true)
     }
 
     /// The largest [`passing_bytes`](Self::passing_bytes) of the buffers that pass, if any do.
@@ -131,19 +131,9 @@ impl TaskInfo {
         buffers.filter(|buffer| self.passes(*buffer)).map(|buffer| self.passing_bytes(buffer)).max()
     }
 
-    /// The bytes of master weights in host memory that only this task uses.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.admitted.memory_bytes()
-    }
-
-    /// The buffers in host memory that it shares with other tasks.
-    pub(crate) fn shared_in_memory(&self) -> impl Iterator<Item = SharedBuffer> {
-        self.admitted.shared().filter(|(.., on_disk)| !on_disk).map(|(_, shared, _)| shared)
-    }
-
     /// Its own id and the shared id of each buffer that it shares with other tasks.
     pub(crate) fn shared_names(&self) -> impl Iterator<Item = (ParamBufferId, SharedBuffer)> {
-        self.admitted.shared().map(|(buffer, shared, _)| (ParamBufferId::new(self.id, buffer), shared))
+        self.admitted.storage.shared().map(|(buffer, shared)| (ParamBufferId::new(self.id, buffer), shared))
     }
 
     /// The index in its chain of the buffer with this shared id.
@@ -153,7 +143,7 @@ impl TaskInfo {
 
     /// All buffers in the store that only this task uses: master weights and snapshots of the best ones.
     pub(crate) fn stored_buffers(&self) -> impl Iterator<Item = ParamBufferId> {
-        let shared = self.admitted.shared.iter().enumerate();
+        let shared = self.admitted.storage.shared.iter().enumerate();
         let own = shared.filter(|(_, shared)| shared.is_none());
         own.map(|(buffer, _)| ParamBufferId::new(self.id, buffer)).flat_map(|id| [id, id.snapshot()])
     }

@@ -123,7 +123,7 @@ impl LiveTask {
         let (chain, spec) = (info.chain(), &info.task.spec);
         let cursor = Cursor::new(info.program());
         let gradients = GradientBytes::of(chain, spec, &info.shards, |buffer| info.is_resident(buffer));
-        let (limit, window) = (info.admitted.gradient_bytes, info.admitted.gradient_window);
+        let (limit, window) = (info.admitted.memory.gradient_bytes, info.admitted.memory.gradient_window);
         let gradients = PendingGradientBudget::new(gradients, limit, window, chain.buffers().len());
         let frozen = |trained: bool| if trained { 0 } else { usize::MAX };
         Self {
@@ -139,7 +139,7 @@ impl LiveTask {
             results: Results::default(),
             underway: Underway::default(),
             // At its first stage there is nothing to save: the initial weights can be computed or read again.
-            checkpoint: CheckpointClock::new(&cursor, 0.0, info.admitted.master_bytes),
+            checkpoint: CheckpointClock::new(&cursor, 0.0, info.admitted.storage.master_bytes),
             frozen: None,
             waits: Waits::default(),
             resumed_at: info.task.resume.as_ref().map(Checkpoint::step),
@@ -345,7 +345,7 @@ impl LiveTask {
         let microbatch_group = self.cursor.microbatch_group(replica);
         let possible = next.kind == ShardTaskKind::Backward
             && (microbatch_group.start == 0 && microbatch_group.len() > 1)
-            && self.info.admitted.accumulation_bytes[next.shard] > 0;
+            && self.info.admitted.memory.accumulation_bytes[next.shard] > 0;
         match next.stage.microbatch_pass() {
             _ if !possible => Adding::Nothing,
             0 => Adding::First,

@@ -169,7 +169,7 @@ fn run(mut orchestrator: Orchestrator, tasks: Vec<TrainTask>) -> (u64, RunReport
         orchestrator.submit(task).expect("a task");
     }
     let admitted = orchestrator.admit().expect("it fits");
-    let in_place = admitted.admission().tasks.iter().map(|task| task.in_place_bytes).sum();
+    let in_place = admitted.admission().tasks.iter().map(|task| task.storage.in_place_bytes).sum();
     let report = admitted.start().expect("a run");
     assert!(report.host_peak_bytes <= report.host_admitted_bytes, "{report:?}");
     for device in &report.devices {

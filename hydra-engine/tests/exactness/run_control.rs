@@ -258,7 +258,7 @@ fn memory_for(parts: &Parts, tasks: u64) -> ByteSize {
     let mut run = Settings::default().orchestrator();
     run.submit(parts.task("any", spec(3))).unwrap();
     let admission = run.admit().unwrap().admission().clone();
-    ByteSize(tasks * (admission.tasks[0].master_bytes + admission.tasks[0].active_bytes))
+    ByteSize(tasks * (admission.tasks[0].storage.master_bytes + admission.tasks[0].memory.active_bytes))
 }
 
 proptest! {

@@ -173,14 +173,14 @@ fn host_memory_is_one_base_and_what_each_task_trains() {
     let (base, trained) = (bytes(&together[0], false), bytes(&together[0], true));
     assert_eq!(admission.shared_bytes(), base);
     for task in &admission.tasks {
-        assert_eq!((task.shared_bytes, task.master_bytes), (base, base + 3 * trained));
+        assert_eq!((task.storage.shared_bytes, task.storage.master_bytes), (base, base + 3 * trained));
     }
     let masters = base + TASKS as u64 * 3 * trained;
-    let active = admission.tasks.iter().map(|task| task.active_bytes).sum::<u64>();
+    let active = admission.tasks.iter().map(|task| task.memory.active_bytes).sum::<u64>();
     assert!(admission.host_admitted_bytes <= masters + active + admission.host_ahead_bytes, "{admission:?}");
     // With the least memory, one model is within a minibatch, or one buffer is compared.
     let largest = together[0].buffers().iter().map(|buffer| buffer.bytes()).max().expect("images");
-    let active = admission.tasks.iter().map(|task| task.active_bytes).max().expect("tasks");
+    let active = admission.tasks.iter().map(|task| task.memory.active_bytes).max().expect("tasks");
     let least = masters + active.max(largest);
     let fits = |bytes: u64| {
         let run = cut().orchestrator().host_memory(ByteSize(bytes));

@@ -358,7 +358,7 @@ fn a_host_with_room_for_masters_alone_is_refused() {
         run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(8, 3))).unwrap();
         run
     };
-    let masters = run().admit().unwrap().admission().tasks[0].master_bytes;
+    let masters = run().admit().unwrap().admission().tasks[0].storage.master_bytes;
     let result = in_time(move || run().host_memory(ByteSize(masters + 10)).run());
     assert!(matches!(result, Err(EngineError::HostMemory { .. })));
 }
@@ -409,7 +409,7 @@ fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
         run
     };
     let plenty = run(ByteSize::mib(64)).admit().unwrap().admission().clone();
-    let all = plenty.tasks[0].master_bytes + plenty.tasks[0].active_bytes;
+    let all = plenty.tasks[0].storage.master_bytes + plenty.tasks[0].memory.active_bytes;
     let Err(EngineError::HostMemory { needed: least, .. }) = run(ByteSize(1)).admit() else { panic!() };
     assert!(least + (16 << 10) < all, "one block and no three: {least} of {all}");
     let plain = plain::train(&chain, data.as_ref(), &spec).unwrap();
@@ -455,9 +455,9 @@ fn models_of_different_sizes_keep_to_what_was_admitted() {
         run
     };
     let admission = run().admit().unwrap().admission().clone();
-    let active: Vec<u64> = admission.tasks.iter().map(|t| t.active_bytes).collect();
+    let active: Vec<u64> = admission.tasks.iter().map(|t| t.memory.active_bytes).collect();
     assert!(active[0] > active[1] && active[1] > active[2], "{active:?}");
-    let masters: u64 = admission.tasks.iter().map(|t| t.master_bytes).sum();
+    let masters: u64 = admission.tasks.iter().map(|t| t.storage.master_bytes).sum();
     // Memory for the largest model alone, or for two of the smallest.
     let host = ByteSize(masters + active[0].max(2 * active[2]));
     let tight = run().host_memory(host).admit().unwrap();
@@ -485,8 +485,8 @@ fn what_ends_and_what_is_read_ahead_takes_no_more_than_was_admitted() {
         run
     };
     let needs = run(None).admit().unwrap().admission().clone();
-    let masters: u64 = needs.tasks.iter().map(|task| task.master_bytes).sum();
-    let active = needs.tasks[0].active_bytes;
+    let masters: u64 = needs.tasks.iter().map(|task| task.storage.master_bytes).sum();
+    let active = needs.tasks[0].memory.active_bytes;
     for more in [0, active / 2, active - 1] {
         let host = masters + active + more;
         let tight = run(Some(host)).admit().unwrap();

@@ -516,9 +516,10 @@ fn a_task_that_only_reads_takes_no_room_of_a_model_within_a_minibatch() {
         run
     };
     let needs = run().admit().unwrap().admission().clone();
-    let masters: u64 = needs.tasks.iter().map(|task| task.master_bytes).sum();
+    let masters: u64 = needs.tasks.iter().map(|task| task.storage.master_bytes).sum();
     // One model within a minibatch, and a batch of each task.
-    let tight = run().host_memory(ByteSize(masters + needs.tasks[0].active_bytes + 1024)).admit().unwrap();
+    let tight =
+        run().host_memory(ByteSize(masters + needs.tasks[0].memory.active_bytes + 1024)).admit().unwrap();
     assert_eq!(tight.admission().active_models, 1);
     let report = tight.start().unwrap();
     assert!(report.all_done(), "{:?}", report.tasks[0].error);

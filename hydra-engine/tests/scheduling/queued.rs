@@ -73,7 +73,7 @@ fn needs() -> (u64, u64) {
     let mut run = Settings::default().orchestrator();
     run.submit(task(0)).unwrap();
     let admission = run.admit().unwrap().admission().clone();
-    (admission.tasks[0].master_bytes, admission.tasks[0].active_bytes)
+    (admission.tasks[0].storage.master_bytes, admission.tasks[0].memory.active_bytes)
 }
 
 /// The host bytes named by the error of a refused run.

@@ -204,7 +204,7 @@ impl Task {
 
     pub(super) fn of(task: &AdmittedTask) -> Self {
         let Estimate { minibatch_s, evaluation_batch_s, evaluation_batches } = task.estimate;
-        let new = Self::new(&task.name, &task.unit, task.steps, task.units);
+        let new = Self::new(&task.name, &task.data.unit, task.steps, task.data.units);
         Self { minibatch: minibatch_s, ..new }.with_evaluations(evaluation_batch_s, evaluation_batches)
     }
 
