@@ -262,7 +262,7 @@ impl Run {
         (info.task.resume, info.task.forked) = (Some(checkpoint), false);
         task.info = Arc::new(info);
         task.pause.leaving = Leaving::No;
-        task.ahead.release();
+        task.reader.release();
         task.phase.change(Change::Leave);
         self.queue.queue_from_now_on();
         self.release_buffers(index);

@@ -115,7 +115,7 @@ fn run(admitted: AdmittedRun) -> Result<RunReport, EngineError> {
     let whole = report.workload.as_ref().filter(|_| comparable);
     let replay_s = |(workload, kind)| run.journal.recorder.replay_s(workload, kind, seed);
     report.replay_s = whole.zip(kind).and_then(replay_s);
-    let reading = run.tasks.iter().any(|task| task.ahead.reads());
+    let reading = run.tasks.iter().any(|task| task.reader.reads());
     run.threads.join(reading);
     Ok(report)
 }

@@ -103,7 +103,7 @@ fn task_report(task: &LiveTask) -> TaskReport {
         weights_sha256: results.sha256.clone(),
         model_dir: results.dir.clone(),
         checkpoints: CheckpointReport {
-            resumed_at: task.resumed_at,
+            resumed_at: info.resumed_at,
             checkpoint_error: results.checkpoint_error.clone(),
         },
         times: TaskTimes { compute_s: results.compute_s, optimizer_stall_s: results.optimizer_stall_s },

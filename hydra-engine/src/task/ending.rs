@@ -50,7 +50,7 @@ impl LiveTask {
         };
         match position {
             Position::Evaluate { batch, sums, .. } => {
-                (self.underway.evaluation, self.underway.known) = (sums, batch);
+                (self.results.underway.evaluation, self.results.underway.known) = (sums, batch);
             }
             Position::Finished { sha256, dir } if stage == Stage::Finished => {
                 // The model may have been moved to the directory that the task would write to now.
@@ -63,7 +63,7 @@ impl LiveTask {
         }
         self.cursor = Cursor::resumed(self.cursor.program().clone(), step, stage);
         if self.cursor.is_in_rounds() {
-            self.underway.known = 0;
+            self.results.underway.known = 0;
         }
         self.checkpoint = CheckpointClock::new(&self.cursor, at_s, self.info.admitted.storage.master_bytes);
         // Frozen buffers are always up to date.
@@ -79,7 +79,7 @@ impl LiveTask {
     fn state(&self) -> Option<Box<State>> {
         let position = match self.cursor.saved_stage() {
             Stage::Evaluate { kind, batch, .. } => {
-                Position::Evaluate { kind, batch, sums: self.underway.evaluation.clone() }
+                Position::Evaluate { kind, batch, sums: self.results.underway.evaluation.clone() }
             }
             Stage::Restore => Position::Restore,
             Stage::Write => Position::Write,
@@ -255,7 +255,7 @@ impl LiveTask {
         match self.cursor.program().shares(kind) {
             true => batch,
             false if self.cursor.is_evaluating(kind, step) => self.cursor.evaluated(),
-            false => self.underway.known,
+            false => self.results.underway.known,
         }
     }
 
@@ -316,7 +316,7 @@ impl LiveTask {
     /// Returns whether nothing of the task is in flight or requested: it can only be claimed.
     pub(crate) fn awaits_nothing(&self) -> bool {
         let ends = matches!(self.phase, Phase::Failing { .. });
-        let asked = self.request.is_some() || self.ahead.reads() || ends;
+        let asked = self.request.is_some() || self.reader.reads() || ends;
         self.in_flight.is_idle() && self.is_settled() && !asked && !self.awaits_steps()
     }
 
@@ -352,7 +352,7 @@ impl LiveTask {
             self.memory.active = None;
         }
         if self.phase.is_over() {
-            self.ahead.release();
+            self.reader.release();
             self.memory.waiting = None;
         }
     }

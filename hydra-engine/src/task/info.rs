@@ -3,7 +3,7 @@
 use crate::admission::{
     AdmittedTask, Place, SharedBuffer, initial_bytes, is_narrowed, stepped_bytes, stored_bytes,
 };
-use crate::checkpoint::Identity;
+use crate::checkpoint::{Checkpoint, Identity};
 use crate::stages::{EvaluationKind, Program, Stage};
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, Dataset, TaskId};
@@ -29,6 +29,8 @@ pub(crate) struct TaskInfo {
     by_shared: BTreeMap<ParamBufferId, usize>,
     /// The identity in its checkpoints; `None` if it writes none.
     pub identity: Option<Identity>,
+    /// Minibatches trained in the checkpoint that the task was resumed from.
+    pub resumed_at: Option<usize>,
 }
 
 impl TaskInfo {
@@ -48,7 +50,8 @@ impl TaskInfo {
         let by_shared = admitted.storage.shared().map(|(buffer, shared)| (shared.id, buffer)).collect();
         let resident = (0..task.chain.buffers().len()).map(|buffer| admitted.optimizer.is_resident(buffer));
         let resident = resident.collect();
-        Self { id, buffers, readers, shards, admitted, resident, by_shared, identity, task }
+        let resumed_at = task.resume.as_ref().map(Checkpoint::step);
+        Self { id, buffers, readers, shards, admitted, resident, by_shared, identity, resumed_at, task }
     }
 
     pub(crate) fn name(&self) -> &str {

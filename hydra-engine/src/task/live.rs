@@ -15,20 +15,19 @@ use super::checkpoint_clock::CheckpointClock;
 use super::costs::Costs;
 use super::in_flight::InFlight;
 use super::info::TaskInfo;
-use super::microbatch_pass::{PassBuffers, ReadAhead};
+use super::microbatch_pass::{BatchReader, PassBuffers};
 use super::pause::Pause;
 use super::pending_gradients::PendingGradientBudget;
 use super::phase::Phase;
-use super::results::{Ended, Progress, Results, Underway};
+use super::results::{Ended, Progress, Results};
 use super::waits::Waits;
 use crate::admission::GradientBytes;
-use crate::checkpoint::Checkpoint;
 use crate::device::{Adding, ShardWork};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time, statistic_of_targets};
 use crate::stages::{Cursor, EvaluationKind, MicrobatchPass, Next, RoundBatches, ShardTask, Stage};
-use hydra_core::{DeviceId, HostTensor, Measured, Pass, Sampler, TaskId};
+use hydra_core::{DeviceId, HostTensor, Measured, Pass, TaskId};
 use hydra_sched::{CopyUse, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::sync::Arc;
@@ -102,20 +101,16 @@ pub(crate) struct LiveTask {
     pub costs: Costs,
     /// Minibatches that each buffer has been stepped for; `usize::MAX` for frozen buffers.
     pub(super) versions: Vec<usize>,
-    sampler: Sampler,
     pub in_flight: InFlight,
     pub microbatch_pass: PassBuffers,
-    pub ahead: ReadAhead,
+    pub reader: BatchReader,
     pub memory: TaskMemory,
     pub results: Results,
-    pub(super) underway: Underway,
     pub checkpoint: CheckpointClock,
     /// The hash of its frozen parameters, for its checkpoints.
     pub frozen: Option<String>,
     pub waits: Waits,
     pub pause: Pause,
-    /// Minibatches trained in the checkpoint that it was resumed from.
-    pub resumed_at: Option<usize>,
 }
 
 impl LiveTask {
@@ -131,18 +126,15 @@ impl LiveTask {
             request: None,
             costs,
             versions: chain.buffers().iter().map(|buffer| frozen(buffer.trained)).collect(),
-            sampler: Sampler::new(info.task.train.len(), spec.batch, spec.seed, spec.shuffle),
             in_flight: InFlight::new(cursor.replicas()),
             microbatch_pass: PassBuffers::new(&info.shards, info.targets_from(), cursor.replicas()),
-            ahead: ReadAhead::default(),
+            reader: BatchReader::new(info.task.train.len(), spec),
             memory: TaskMemory { active: None, gradients, waiting: None },
             results: Results::default(),
-            underway: Underway::default(),
             // At its first stage there is nothing to save: the initial weights can be computed or read again.
             checkpoint: CheckpointClock::new(&cursor, 0.0, info.admitted.storage.master_bytes),
             frozen: None,
             waits: Waits::default(),
-            resumed_at: info.task.resume.as_ref().map(Checkpoint::step),
             pause: Pause::of(info.task.until, info.task.ends),
             cursor,
             info: Arc::new(info),
@@ -356,7 +348,7 @@ impl LiveTask {
 
     fn begin_group(&mut self, replica: usize, next: &ShardTask) -> Result<(), EngineError> {
         self.microbatch_pass.begin(replica, next, self.cursor.next_passes());
-        if let Some(loaded) = self.ahead.take(MicrobatchPass::of(next)) {
+        if let Some(loaded) = self.reader.take(MicrobatchPass::of(next)) {
             self.microbatch_pass.read(replica, next.stage, loaded.batches?);
         } else if let Some(reading) = self.reading(next) {
             self.microbatch_pass.read(replica, next.stage, reading.batches()?);
@@ -374,7 +366,7 @@ impl LiveTask {
         let float = task.chain.float_type();
         let (data, parts) = match next.stage {
             stage if stage == self.cursor.program().minibatch_start(next.step) => {
-                let items = self.sampler.items(next.step);
+                let items = self.reader.sampler.items(next.step);
                 let parts = task.spec.microbatches(&items).into_iter().map(<[usize]>::to_vec).collect();
                 (task.train.clone(), parts)
             }
@@ -392,7 +384,7 @@ impl LiveTask {
 
     /// The first shard task of the microbatch group whose batches can be read ahead now.
     pub(crate) fn next_to_read(&mut self) -> Option<ShardTask> {
-        if !self.has_begun() || self.phase.ends_at_rest() || self.ahead.reads() {
+        if !self.has_begun() || self.phase.ends_at_rest() || self.reader.reads() {
             return None;
         }
         let has_replica = self.cursor.replicas_in_group().len() < self.cursor.replicas();
@@ -400,19 +392,19 @@ impl LiveTask {
         // Reading a round begins sequences, whose memory is that of an active task.
         let has_memory = !self.cursor.is_in_rounds() || self.memory.active.is_some();
         let goes_on = has_memory && !self.pauses_before(&next);
-        (goes_on && self.ahead.is_free_for(MicrobatchPass::of(&next))).then_some(next)
+        (goes_on && self.reader.is_free_for(MicrobatchPass::of(&next))).then_some(next)
     }
 
     /// Starts to read ahead; returns the microbatch pass and the items to read.
     pub(crate) fn read_ahead(&mut self, next: &ShardTask) -> Option<(MicrobatchPass, Reading)> {
         let reading = self.reading(next)?;
-        self.ahead.begin(MicrobatchPass::of(next));
+        self.reader.begin(MicrobatchPass::of(next));
         Some((MicrobatchPass::of(next), reading))
     }
 
     /// Stores batches that were read ahead, or the error.
     pub(crate) fn loaded(&mut self, loaded: Loaded) {
-        self.ahead.arrived(loaded, !self.phase.is_over());
+        self.reader.arrived(loaded, !self.phase.is_over());
     }
 
     /// Keeps the part of the output of `claim` that is used on the host: nothing if `handed`, unless a later shard
@@ -459,12 +451,12 @@ impl LiveTask {
         match stage {
             Stage::Evaluate { kind, .. } if self.cursor.program().shares(kind) => {
                 let batch = self.checked(stage, step, ended)?;
-                self.underway.batch.add(&batch.measured, batch.loss_targets)?;
+                self.results.underway.batch.add(&batch.measured, batch.loss_targets)?;
                 return Ok(());
             }
-            _ => self.underway.ended(stage.microbatch_pass(), ended),
+            _ => self.results.underway.ended(stage.microbatch_pass(), ended),
         }
-        while let Some(next) = self.underway.next() {
+        while let Some(next) = self.results.underway.next() {
             let next = match stage {
                 // Nothing is trained with this loss.
                 Stage::Measure { .. } => next,
@@ -472,18 +464,18 @@ impl LiveTask {
             };
             match stage {
                 Stage::Evaluate { rounds: true, .. } => {
-                    self.underway.round.extend(next.measured.rows);
+                    self.results.underway.round.extend(next.measured.rows)
                 }
                 Stage::Evaluate { .. } | Stage::Measure { .. } => {
-                    self.underway.evaluation.add(&next.measured, next.loss_targets)?;
+                    self.results.underway.evaluation.add(&next.measured, next.loss_targets)?;
                 }
-                _ => self.underway.add_to_minibatch(&next),
+                _ => self.results.underway.add_to_minibatch(&next),
             }
         }
         if let Stage::Evaluate { kind, rounds: false, .. } = stage
             && self.cursor.is_evaluating(kind, step)
         {
-            self.cursor.know_batches(self.underway.known);
+            self.cursor.know_batches(self.results.underway.known);
         }
         Ok(())
     }
@@ -506,23 +498,21 @@ impl LiveTask {
         if claim.what.kind != ShardTaskKind::Backward || claim.what.shard != program.first_trained {
             return false;
         }
-        self.underway.passes_done += 1;
-        self.underway.passes_done == program.microbatches_of(claim.what.step)
+        self.results.underway.passes_done += 1;
+        self.results.underway.passes_done == program.microbatches_of(claim.what.step)
     }
 
     /// Computes the objective's statistic with the last microbatch that is measured.
     fn end_measured(&mut self, claim: &Claim) -> Result<Progress, EngineError> {
-        if self.underway.known == self.cursor.program().measured_of(claim.what.step) {
-            let statistic = self.underway.end_evaluation().statistic(self.info.chain())?;
+        if self.results.underway.known == self.cursor.program().measured_of(claim.what.step) {
+            let statistic = self.results.underway.end_evaluation().statistic(self.info.chain())?;
             self.microbatch_pass.statistic = Some(statistic);
         }
         Ok(Progress::Nothing)
     }
 
     fn end_minibatch(&mut self, claim: &Claim, time: Time) -> Progress {
-        let (step, (loss, units)) = (claim.what.step, self.underway.end_minibatch());
-        self.results.losses.push(loss);
-        self.results.units += units as u64;
+        let (step, (loss, units)) = (claim.what.step, self.results.end_minibatch());
         // Only the wait for the optimizer counts.
         let next = self.cursor.peek().filter(|_| !self.in_flight.has_claims());
         let waits = next.is_some_and(|next| !self.has_final_masters(&next));
@@ -538,17 +528,15 @@ impl LiveTask {
     ) -> Result<Progress, EngineError> {
         let (batches, units) = (self.cursor.program().batches(kind), claim.units);
         if self.cursor.program().shares(kind) {
-            return Ok(Progress::SharedBatch {
-                batch,
-                sums: std::mem::take(&mut self.underway.batch),
-                units,
-            });
+            let sums = std::mem::take(&mut self.results.underway.batch);
+            return Ok(Progress::SharedBatch { batch, sums, units });
         }
-        if self.underway.known < batches {
-            return Ok(Progress::Evaluating { kind, batch: self.underway.computed() - 1, batches, units });
+        if self.results.underway.known < batches {
+            let batch = self.results.underway.computed() - 1;
+            return Ok(Progress::Evaluating { kind, batch, batches, units });
         }
         if self.cursor.program().has_rounds(kind) {
-            self.underway.known = 0;
+            self.results.underway.known = 0;
             self.cursor.next_round(self.cursor.program().first_round());
             return Ok(Progress::Evaluating { kind, batch: batches - 1, batches, units });
         }
@@ -557,19 +545,16 @@ impl LiveTask {
 
     /// Ends a batch of a round, and the round with its last one. Its results decide whether there is another one.
     fn end_round(&mut self, kind: EvaluationKind, claim: &Claim) -> Result<Progress, EngineError> {
-        let Some(of) = self.info.task.rounds.clone().filter(|_| self.underway.known == self.cursor.round())
-        else {
+        let is_over = self.results.underway.known == self.cursor.round();
+        let Some(of) = self.info.task.rounds.clone().filter(|_| is_over) else {
             return Ok(Progress::Nothing);
         };
-        self.underway.known = 0;
-        let rows = std::mem::take(&mut self.underway.round);
+        self.results.underway.known = 0;
+        let rows = std::mem::take(&mut self.results.underway.round);
         let data = of.data;
         let round = guarded("the data of an evaluation in rounds", || {
-            Ok(if data.next_round(&rows)? {
-                RoundBatches::of(data.as_ref())
-            } else {
-                RoundBatches::default()
-            })
+            let goes_on = data.next_round(&rows)?;
+            Ok(if goes_on { RoundBatches::of(data.as_ref()) } else { RoundBatches::default() })
         })?;
         self.cursor.next_round(round);
         if round.here > 0 { Ok(Progress::Nothing) } else { self.end_evaluation(kind, claim.what.step) }
@@ -578,7 +563,7 @@ impl LiveTask {
     /// Records the result of an evaluation.
     fn end_evaluation(&mut self, kind: EvaluationKind, step: usize) -> Result<Progress, EngineError> {
         let task = &self.info.task;
-        let mut result = self.underway.end_evaluation().mean(&task.chain, &task.spec)?;
+        let mut result = self.results.underway.end_evaluation().mean(&task.chain, &task.spec)?;
         if let Some(of) = task.rounds.as_ref().filter(|_| self.cursor.program().has_rounds(kind)) {
             let of_rounds = || Ok((of.data.metrics(), of.data.report()));
             let (metrics, report) = guarded("the results of an evaluation in rounds", of_rounds)?;

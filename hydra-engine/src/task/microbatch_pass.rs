@@ -3,7 +3,7 @@
 use super::Claim;
 use crate::protocol::{Gradient, Inputs, Loaded, Output, Ticket};
 use crate::stages::{self, ShardTask, Stage};
-use hydra_core::{Batch, HostTensor};
+use hydra_core::{Batch, HostTensor, Sampler, TrainSpec};
 use hydra_sched::ShardTaskKind;
 use std::ops::Range;
 
@@ -53,10 +53,8 @@ struct GroupBuffers {
 impl GroupBuffers {
     /// The index of a microbatch pass in the microbatch group.
     fn index_of(&self, task: &ShardTask) -> Option<usize> {
-        let microbatch_pass = task.stage.microbatch_pass();
-        self.microbatch_group
-            .contains(&microbatch_pass)
-            .then(|| microbatch_pass - self.microbatch_group.start)
+        let (group, microbatch_pass) = (&self.microbatch_group, task.stage.microbatch_pass());
+        group.contains(&microbatch_pass).then(|| microbatch_pass - group.start)
     }
 
     fn microbatch_pass(&self, task: &ShardTask) -> Option<&MicrobatchPass> {
@@ -243,14 +241,21 @@ fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
     running.kind == ShardTaskKind::Backward && running.stage == next.stage && running.shard == next.shard + 1
 }
 
-/// The batches of a task that are read ahead, for at most one microbatch group at a time.
-#[derive(Default)]
-pub(crate) struct ReadAhead {
+/// The reading of a task's batches: the order of its training items, and the batches that are read ahead, for at most
+/// one microbatch group at a time.
+pub(crate) struct BatchReader {
+    pub(super) sampler: Sampler,
     loading: Option<stages::MicrobatchPass>,
     loaded: Option<Loaded>,
 }
 
-impl ReadAhead {
+impl BatchReader {
+    /// Reads `items` training items in the order of `spec`.
+    pub(super) fn new(items: usize, spec: &TrainSpec) -> Self {
+        let sampler = Sampler::new(items, spec.batch, spec.seed, spec.shuffle);
+        Self { sampler, loading: None, loaded: None }
+    }
+
     /// Returns whether batches are being read. They have their own memory, and the end of the task does not wait for
     /// them.
     pub(crate) fn reads(&self) -> bool {

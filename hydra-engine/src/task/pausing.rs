@@ -70,7 +70,7 @@ impl LiveTask {
 
     /// The minibatches after which it has paused; each pause is returned once.
     pub(crate) fn has_paused(&mut self) -> Option<usize> {
-        let is_here = self.is_paused() && (!self.phase.is_waiting() || self.resumed_at.is_some());
+        let is_here = self.is_paused() && (!self.phase.is_waiting() || self.info.resumed_at.is_some());
         let step = Some(self.cursor.step()).filter(|_| is_here);
         let news = step.filter(|_| step != self.pause.reported);
         self.pause.reported = news.or(self.pause.reported);

@@ -52,6 +52,6 @@ impl LiveTask {
             && !self.awaits_verdict()
             && !self.awaits_statistic(next)
             && !self.in_flight.is_behind(replica, next)
-            && !self.ahead.reads_for(MicrobatchPass::of(next))
+            && !self.reader.reads_for(MicrobatchPass::of(next))
     }
 }

@@ -7,7 +7,7 @@ use hydra_core::{Chain, Measured};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// The results of a task so far.
+/// The results of a task so far, with those of the minibatch or evaluation that it computes.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     pub losses: Vec<f64>,
@@ -25,6 +25,7 @@ pub(crate) struct Results {
     pub dir: Option<PathBuf>,
     pub compute_s: f64,
     pub optimizer_stall_s: f64,
+    pub(super) underway: Underway,
 }
 
 /// The progress that a shard task completed.
@@ -112,12 +113,6 @@ impl Underway {
         self.units += of.units;
     }
 
-    /// Ends the minibatch; returns its loss and its tokens (or items).
-    pub(crate) fn end_minibatch(&mut self) -> (f64, usize) {
-        (self.known, self.passes_done) = (0, 0);
-        (std::mem::take(&mut self.loss), std::mem::take(&mut self.units))
-    }
-
     /// Ends the evaluation; returns its sums.
     pub(crate) fn end_evaluation(&mut self) -> Sums {
         self.known = 0;
@@ -140,6 +135,16 @@ impl Results {
             best: best.map(|(step, result)| (step, of(result))),
             ..Self::default()
         }
+    }
+
+    /// Ends the minibatch; records and returns its loss and its tokens (or items).
+    pub(crate) fn end_minibatch(&mut self) -> (f64, usize) {
+        let of = &mut self.underway;
+        (of.known, of.passes_done) = (0, 0);
+        let (loss, units) = (std::mem::take(&mut of.loss), std::mem::take(&mut of.units));
+        self.losses.push(loss);
+        self.units += units as u64;
+        (loss, units)
     }
 
     /// Records an evaluation after `step` minibatches; returns whether its weights are the best so far.

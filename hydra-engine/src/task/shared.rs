@@ -28,14 +28,14 @@ impl LiveTask {
 
     /// The number of leading batches of a shared evaluation whose results it knows, and their sums.
     pub(crate) fn known_batches(&self) -> (usize, Sums) {
-        (self.cursor.evaluated(), self.underway.evaluation.clone())
+        (self.cursor.evaluated(), self.results.underway.evaluation.clone())
     }
 
     /// Takes over the sums of the first `batches` batches.
     pub(crate) fn know_batches(&mut self, (batches, sums): &(usize, Sums)) {
         if self.cursor.evaluated() != *batches {
             self.cursor.know_batches(*batches);
-            self.underway.evaluation = sums.clone();
+            self.results.underway.evaluation = sums.clone();
         }
     }
 
@@ -45,7 +45,7 @@ impl LiveTask {
     /// An objective without the figures of its metrics.
     pub(crate) fn end_shared_evaluation(&mut self, by: &[String]) -> Result<Progress, EngineError> {
         let kind = EvaluationKind::Initial;
-        let result = self.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec)?;
+        let result = self.results.underway.end_evaluation().mean(self.info.chain(), &self.info.task.spec)?;
         let best = self.results.note(kind, 0, &result);
         let alone = by == [self.info.task.name.clone()];
         self.results.initial_by = if alone { Vec::new() } else { by.to_vec() };
