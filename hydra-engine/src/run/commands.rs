@@ -239,8 +239,8 @@ impl Run {
     pub(super) fn ask_for_memory(&mut self) {
         let wait = self.tasks.iter().any(|task| task.phase.is_waiting() && !task.is_paused());
         let leaves = |task: &LiveTask| task.pause.leaving == Leaving::Requested && task.has_begun();
-        let leaving = self.tasks.iter().any(leaves);
-        if self.commands.is_none() || self.stopping || !wait || leaving || !self.to_discard.is_empty() {
+        let leaving = self.tasks.iter().any(leaves) || !self.memory.to_discard.is_empty();
+        if self.commands.is_none() || self.stopping || !wait || leaving {
             return;
         }
         if let Some(task) = self.tasks.iter_mut().find(|task| task.can_leave()) {

@@ -54,16 +54,8 @@ impl Journal {
         let (track, task, what) = (Track::Compute(device), claim.task, &claim.what);
         let (shard, step, microbatch_pass) = (what.shard, what.step, what.stage.microbatch_pass());
         let Time { start_s, end_s } = time;
-        self.observe(&RunEvent::Span(Span {
-            track,
-            task,
-            work,
-            shard,
-            step,
-            microbatch_pass,
-            start_s,
-            end_s,
-        }));
+        let span = Span { track, task, work, shard, step, microbatch_pass, start_s, end_s };
+        self.observe(&RunEvent::Span(span));
     }
 
     /// Reports the progress that a shard task made.

@@ -6,8 +6,9 @@ use crate::observer::TierMemory;
 use crate::protocol::HostHeadroom;
 use crate::task::TaskInfo;
 use hydra_core::ByteSize;
-use hydra_spill::{Budget, Reservation, SharedStore, SpillError};
+use hydra_spill::{Budget, DeviceResidentStore, ParamBufferId, Reservation, SharedStore, SpillError};
 use std::iter;
+use std::sync::Arc;
 
 /// Reserved memory for the masters of a task that starts.
 pub(super) struct MastersMemory {
@@ -21,8 +22,15 @@ pub(super) struct MastersMemory {
     pub compared: Reservation,
 }
 
-/// The memory that a run was admitted with.
+/// The memory that a run was admitted with, and the stores of the parameter buffers in it.
 pub(super) struct RunMemory {
+    pub store: Arc<SharedStore>,
+    pub device_resident: Arc<DeviceResidentStore>,
+    /// Buffers of ended tasks, to be discarded.
+    pub to_discard: Vec<ParamBufferId>,
+    /// Ids under which ended tasks used shared buffers. They are kept until queued tasks had a chance to take the
+    /// buffers over.
+    pub shared_to_discard: Vec<ParamBufferId>,
     /// The admitted part of the host budget.
     pub host: HostHeadroom,
     pub budget: ByteSize,
@@ -34,57 +42,63 @@ pub(super) struct RunMemory {
     _working: Reservation,
 }
 
-/// The bytes of a task's largest shared buffer that is already stored: the task reads its own copy to compare it.
-pub(super) fn compared_bytes(info: &TaskInfo, store: &SharedStore) -> u64 {
-    let there = info.shared_names().filter(|(_, shared)| store.has_names(shared.id));
-    there.map(|(id, _)| info.compared_bytes(id.buffer)).max().unwrap_or(0)
-}
-
 impl RunMemory {
-    pub(super) fn new(admission: &Admission, disk: DiskTier) -> Result<Self, EngineError> {
+    pub(super) fn new(
+        admission: &Admission,
+        disk: DiskTier,
+        store: Arc<SharedStore>,
+        device_resident: Arc<DeviceResidentStore>,
+    ) -> Result<Self, EngineError> {
         let host = HostHeadroom::new(admission.host_admitted_bytes, admission.host_ahead_bytes);
         let working = host.reserve(disk.working.capacity() + disk.writing, disk.working.name());
         let _working = working.map_err(SpillError::from)?;
-        let (budget, admitted) = (ByteSize(admission.host_budget_bytes), admission.host_admitted_bytes);
-        Ok(Self { for_tasks: host.available(), host, budget, admitted, disk, _working })
+        Ok(Self {
+            store,
+            device_resident,
+            to_discard: Vec::new(),
+            shared_to_discard: Vec::new(),
+            for_tasks: host.available(),
+            host,
+            budget: ByteSize(admission.host_budget_bytes),
+            admitted: admission.host_admitted_bytes,
+            disk,
+            _working,
+        })
     }
 
-    /// Reserves memory for the masters of a task, if it is free. A shared buffer gets its memory in `store` from the
+    /// The bytes of a task's largest shared buffer that is already stored: the task reads its own copy to compare it.
+    pub(super) fn compared_bytes(&self, info: &TaskInfo) -> u64 {
+        let there = info.shared_names().filter(|(_, shared)| self.store.has_names(shared.id));
+        there.map(|(id, _)| info.compared_bytes(id.buffer)).max().unwrap_or(0)
+    }
+
+    /// Reserves memory for the masters of a task, if it is free. A shared buffer gets its memory in the store from the
     /// first task that brings it. If nothing else uses the disk (`idle`), masters for the disk pass through its
     /// working memory.
-    pub(super) fn for_masters(
-        &mut self,
-        info: &TaskInfo,
-        store: &SharedStore,
-        idle: bool,
-    ) -> Option<MastersMemory> {
+    pub(super) fn for_masters(&mut self, info: &TaskInfo, idle: bool) -> Option<MastersMemory> {
         let (name, working) = (info.name(), &self.disk.working);
         let passing = match info.most_passing() {
             Some(_) if idle => working.try_reserve(working.capacity(), name)?,
             most => self.host.try_reserve(most.unwrap_or(0), name)?,
         };
-        let compared = self.host.try_reserve(compared_bytes(info, store), name)?;
-        let brings = |shared: &SharedBuffer| !store.has_names(shared.id);
+        let compared = self.host.try_reserve(self.compared_bytes(info), name)?;
+        let brings = |shared: &SharedBuffer| !self.store.has_names(shared.id);
         let storage = &info.admitted.storage;
         let brought: u64 = storage.shared_in_memory().filter(brings).map(|shared| shared.bytes).sum();
         let mut host = self.host.try_reserve(storage.memory_bytes() + brought, name)?;
         for (name, shared) in info.shared_names() {
             // Space on the disk was reserved when the run started.
             let reservation = brings(&shared).then(|| host.split(shared.bytes));
-            store.join(name, shared.id, reservation);
+            self.store.join(name, shared.id, reservation);
         }
         Some(MastersMemory { host, disk: self.disk.take_space(info.id), passing, compared })
     }
 
     /// Gives shared buffers on the disk their space, and registers the tasks that use them until they end.
-    pub(super) fn share_on_disk<'a>(
-        &mut self,
-        tasks: impl Iterator<Item = &'a TaskInfo>,
-        store: &SharedStore,
-    ) {
+    pub(super) fn share_on_disk<'a>(&mut self, tasks: impl Iterator<Item = &'a TaskInfo>) {
         for info in tasks {
             for (name, shared) in info.shared_names().filter(|(name, _)| info.lives_on_disk(name.buffer)) {
-                store.join(name, shared.id, self.disk.take_shared_space(shared.id));
+                self.store.join(name, shared.id, self.disk.take_shared_space(shared.id));
             }
         }
     }

@@ -49,7 +49,7 @@ use first_evaluations::FirstEvaluations;
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::PartitionPlan;
 use hydra_sched::CostError;
-use hydra_spill::{DeviceResidentStore, ParamBufferId, ParamBufferKind, SharedStore, SpillError, TierStore};
+use hydra_spill::{ParamBufferKind, SpillError, TierStore};
 use initial_weights::InitialWeights;
 use journal::Journal;
 use memory::RunMemory;
@@ -69,8 +69,6 @@ pub(crate) struct Run {
     shapes: Vec<TaskInfo>,
     devices: Vec<DeviceState>,
     threads: Threads,
-    store: Arc<SharedStore>,
-    device_resident: Arc<DeviceResidentStore>,
     memory: RunMemory,
     queue: Queue,
     claiming: Claiming,
@@ -82,11 +80,6 @@ pub(crate) struct Run {
     journal: Journal,
     /// Skipped tasks, for the report.
     skipped: Vec<Skipped>,
-    /// Buffers of ended tasks, to be discarded.
-    to_discard: Vec<ParamBufferId>,
-    /// Ids under which ended tasks used shared buffers. They are kept until queued tasks had a chance to take the
-    /// buffers over.
-    shared_to_discard: Vec<ParamBufferId>,
 }
 
 /// Trains the admitted tasks.
@@ -140,7 +133,7 @@ impl Run {
         let recorder = Recorder::new(observer, prefetch, &devices);
         let mut journal = Journal::new(recorder, clock);
         journal.observe(&RunEvent::Admitted(&admission));
-        let mut memory = RunMemory::new(&admission, disk)?;
+        let mut memory = RunMemory::new(&admission, disk, store, device_resident)?;
         let mut live = Vec::new();
         let submitted = tasks.into_iter().zip(admission.tasks).zip(identities);
         for (i, ((task, admitted), identity)) in submitted.enumerate() {
@@ -149,12 +142,12 @@ impl Run {
             resume(&mut task, &mut journal);
             live.push(task);
         }
-        memory.share_on_disk(live.iter().map(|task: &LiveTask| &*task.info), &store);
+        memory.share_on_disk(live.iter().map(|task: &LiveTask| &*task.info));
         // Memory that pilot passes left in a device's pools is freed for resident masters and promotions.
         devices.iter().for_each(|device| device.probe.reset_peak(device.measured_as()));
         let stores = WriterStores {
-            shared: store.clone(),
-            device_resident: device_resident.clone(),
+            shared: memory.store.clone(),
+            device_resident: memory.device_resident.clone(),
             disk: memory.disk.store.clone(),
             read_bytes: memory.disk.writing,
         };
@@ -173,8 +166,6 @@ impl Run {
             tasks: live,
             shapes,
             threads,
-            store,
-            device_resident,
             memory,
             every,
             stop,
@@ -182,8 +173,6 @@ impl Run {
             commands: control.map(PendingCommands::new),
             journal,
             skipped: admission.skipped,
-            to_discard: Vec::new(),
-            shared_to_discard: Vec::new(),
         };
         run.start_first_tasks(&ahead_of_time);
         drop(returns_freed);
@@ -215,18 +204,18 @@ impl Run {
     fn next_to_start(&mut self, is_idle: impl Fn(&[LiveTask]) -> bool) -> Option<InitialWeights> {
         let idle = is_idle(&self.tasks);
         // A task that gave up its memory starts again only after its old buffers are gone.
-        let is_gone = |task: &LiveTask| self.to_discard.iter().all(|buffer| buffer.task != task.id());
-        let mut waiting = self.queue.may_begin(&self.tasks, &self.memory, &self.store);
+        let is_gone = |task: &LiveTask| self.memory.to_discard.iter().all(|buffer| buffer.task != task.id());
+        let mut waiting = self.queue.may_begin(&self.tasks, &self.memory);
         waiting.retain(|task| is_gone(task));
         let id = match self.queue.is_queued() {
             true => self.claiming.choose_next(self.devices.len(), &waiting)?,
             false => waiting.first()?.id(),
         };
         let task = &mut self.tasks[id.0];
-        let memory = self.memory.for_masters(&task.info, &self.store, idle)?;
+        let memory = self.memory.for_masters(&task.info, idle)?;
         task.phase.change(Change::Begin);
         let link = self.threads.devices[0].device.manager.link().clone();
-        let (info, store) = (task.info.clone(), self.store.clone());
+        let (info, store) = (task.info.clone(), self.memory.store.clone());
         let working = self.memory.disk.working.clone();
         Some(InitialWeights { info, store, link, memory, working, ahead_of_time: Arc::default() })
     }
@@ -256,8 +245,8 @@ impl Run {
         if task.info.has_resident() {
             // Reserves device memory for pending gradients.
             let bytes = task.info.admitted.storage.resident.pending;
-            let reservation = self.device_resident.reserve(bytes, task.info.name()).map_err(SpillError::from);
-            task.memory.waiting = Some(reservation?);
+            let reservation = self.memory.device_resident.reserve(bytes, task.info.name());
+            task.memory.waiting = Some(reservation.map_err(SpillError::from)?);
         }
         Ok(())
     }
@@ -412,7 +401,7 @@ impl Run {
     fn check_progress(&mut self) {
         let open = || self.tasks.iter().filter(|task| !task.phase.is_over());
         let downloading = self.tasks.iter().any(|task| task.in_flight.downloading > 0);
-        let idle = self.devices.iter().all(DeviceState::is_idle) && self.to_discard.is_empty();
+        let idle = self.devices.iter().all(DeviceState::is_idle) && self.memory.to_discard.is_empty();
         if !idle || downloading || !open().all(LiveTask::awaits_nothing) {
             return;
         }
@@ -469,26 +458,27 @@ impl Run {
         }
         let _ = self.threads.host.send(HostJob::Forget { task: TaskId(index) });
         let info = &self.tasks[index].info;
-        self.to_discard.extend(info.stored_buffers());
-        self.shared_to_discard.extend(info.shared_names().map(|(name, _)| name));
+        self.memory.to_discard.extend(info.stored_buffers());
+        self.memory.shared_to_discard.extend(info.shared_names().map(|(name, _)| name));
         self.discard();
     }
 
     /// Discards the buffers of ended tasks. A buffer that a worker still uses is tried again after the next event.
     fn discard(&mut self) {
-        if self.to_discard.is_empty() {
+        let RunMemory { store, to_discard, .. } = &mut self.memory;
+        if to_discard.is_empty() {
             return;
         }
-        let busy = |id: &ParamBufferId| matches!(self.store.discard(*id), Err(SpillError::BufferBusy { .. }));
-        self.to_discard.retain(busy);
+        to_discard.retain(|id| matches!(store.discard(*id), Err(SpillError::BufferBusy { .. })));
         // The same id may later hold other values.
-        self.forget_copies(|id| id.kind == ParamBufferKind::Shared && !self.store.has_names(*id));
+        self.forget_copies(|id| id.kind == ParamBufferKind::Shared && !self.memory.store.has_names(*id));
     }
 
     /// Gives up shared buffers of ended tasks that no queued task has taken over. Returns whether there were any.
     fn discard_shared(&mut self) -> bool {
-        let any = !self.shared_to_discard.is_empty();
-        self.to_discard.append(&mut self.shared_to_discard);
+        let RunMemory { to_discard, shared_to_discard, .. } = &mut self.memory;
+        let any = !shared_to_discard.is_empty();
+        to_discard.append(shared_to_discard);
         self.discard();
         any
     }

@@ -1,9 +1,8 @@
 //! The tasks that are queued for host memory.
 
-use super::memory::{RunMemory, compared_bytes};
+use super::memory::RunMemory;
 use crate::admission::SharedBuffer;
 use crate::task::{LiveTask, TaskInfo};
-use hydra_spill::SharedStore;
 use std::collections::BTreeSet;
 
 /// Decides when tasks start: all at the beginning, or as host memory becomes free.
@@ -29,12 +28,7 @@ impl Queue {
     }
 
     /// The waiting tasks that may start now.
-    pub(super) fn may_begin<'a>(
-        &self,
-        tasks: &'a [LiveTask],
-        memory: &RunMemory,
-        store: &SharedStore,
-    ) -> Vec<&'a LiveTask> {
+    pub(super) fn may_begin<'a>(&self, tasks: &'a [LiveTask], memory: &RunMemory) -> Vec<&'a LiveTask> {
         let waiting = tasks.iter().filter(|task| task.phase.is_waiting() && !task.is_paused());
         let Some(most) = self.max_concurrent else { return waiting.collect() };
         let begun = || tasks.iter().filter(|task| task.has_begun()).map(|task| &task.info.admitted);
@@ -55,7 +49,7 @@ impl Queue {
             let more = info.admitted.memory.active_bytes.saturating_sub(least);
             let brought = storage.shared_in_memory().filter(|buffer| !shared.contains(buffer));
             let all = masters + in_common + storage.memory_bytes() + brought.map(|of| of.bytes).sum::<u64>();
-            all + within + more + compared_bytes(info, store) <= memory.for_tasks
+            all + within + more + memory.compared_bytes(info) <= memory.for_tasks
         };
         waiting.filter(|task| has_space(&task.info)).collect()
     }
