@@ -46,6 +46,7 @@ struct Active {
     span: usize,
 }
 
+#[derive(Default)]
 struct Device {
     active: Option<Active>,
     /// The model that it computes or last computed.
@@ -55,7 +56,9 @@ struct Device {
     copies: Copies,
     uncached: UncachedBytes,
     downloads: Downloads,
+    /// The device whose `link_free_s` is that of its link, which devices may share.
     link: usize,
+    link_free_s: f64,
     busy_s: f64,
     /// Its position in the order in which idle devices are served: the fast ones first.
     rank: usize,
@@ -81,30 +84,21 @@ enum Event {
     Stepped,
 }
 
-pub(super) struct Run<'a> {
-    workload: &'a Workload,
-    times: &'a ShardTimes,
-    policy: &'a mut dyn Policy,
-    options: SimulationOptions,
-    now_s: f64,
-    events: BinaryHeap<Reverse<(u64, Event)>>,
-    models: Vec<Model>,
-    devices: Vec<Device>,
-    /// Devices by rank.
-    ranked: Vec<usize>,
-    /// The time at which each link is free.
-    links_s: Vec<f64>,
-    /// The time at which the host optimizer has finished all queued steps.
-    host_s: f64,
-    processors: Processors,
-    host_memory: HostMemory,
+/// The models that devices can claim.
+struct Offers {
     /// Models that no device computes or has committed to.
     queue: Queue,
     /// Models that a device computes or has committed to, and that another one may compute too.
     joinable: Queue,
-    /// Models that wait for their master weights, by the time at which they become claimable, for a policy
-    /// that waits.
-    waiting: BTreeMap<(u64, usize), ModelView>,
+    /// The cached models in the queue.
+    cached: Cached,
+}
+
+/// The order in which devices request shard tasks.
+#[derive(Default)]
+struct Requests {
+    /// Devices by rank.
+    ranked: Vec<usize>,
     /// Devices that could commit, as (computes, rank): the idle ones are served first.
     hungry: BTreeSet<(bool, usize)>,
     /// Devices by rank whose own model may have become claimable.
@@ -114,13 +108,34 @@ pub(super) struct Run<'a> {
     /// Those of them, by rank, that could have continued with the model that they compute: there may be no
     /// other claimable model after the next event.
     held_with_own: Vec<usize>,
-    /// The cached models in the queue.
-    cached: Cached,
-    /// The models and shards that read each unit of caching, in order.
-    readers: BTreeMap<Key, Vec<(usize, usize)>>,
+}
+
+/// The known and estimated future, for a policy that waits.
+struct Forecast {
+    /// Models that wait for their master weights, by the time at which they become claimable.
+    waiting: BTreeMap<(u64, usize), ModelView>,
     /// Estimated seconds of compute left of all models.
     left_s: Sum,
+    /// The sum of the devices' speeds.
     speeds: f64,
+}
+
+pub(super) struct Run<'a> {
+    workload: &'a Workload,
+    times: &'a ShardTimes,
+    policy: &'a mut dyn Policy,
+    options: SimulationOptions,
+    now_s: f64,
+    events: BinaryHeap<Reverse<(u64, Event)>>,
+    models: Vec<Model>,
+    devices: Vec<Device>,
+    processors: Processors,
+    host_memory: HostMemory,
+    offers: Offers,
+    requests: Requests,
+    forecast: Forecast,
+    /// The models and shards that read each unit of caching, in order.
+    readers: BTreeMap<Key, Vec<(usize, usize)>>,
     result: Simulation,
 }
 
@@ -137,7 +152,10 @@ impl<'a> Run<'a> {
         let left_s = Sum::new(&models.iter().map(Model::left_s).collect::<Vec<f64>>());
         let ranked = fast_first(workload);
         let devices = devices(workload, &ranked);
+        let queue = || Queue::new(models.len());
         let cached = Cached::new(devices.len(), models.len());
+        let hungry = (0..devices.len()).map(|rank| (false, rank)).collect();
+        let speeds = workload.devices.iter().map(|device| device.speed).sum();
         let result = Simulation {
             policy: policy.name(),
             first_start_s: f64::INFINITY,
@@ -154,24 +172,14 @@ impl<'a> Run<'a> {
             options,
             now_s: 0.0,
             events: BinaryHeap::new(),
-            queue: Queue::new(models.len()),
-            joinable: Queue::new(models.len()),
-            waiting: BTreeMap::new(),
-            hungry: (0..devices.len()).map(|rank| (false, rank)).collect(),
-            touched: BTreeSet::new(),
-            host_s: 0.0,
             processors: Processors::default(),
             host_memory: HostMemory::new(workload),
-            links_s: vec![0.0; if workload.shared_link { 1 } else { devices.len() }],
+            offers: Offers { queue: queue(), joinable: queue(), cached },
+            requests: Requests { ranked, hungry, ..Requests::default() },
+            forecast: Forecast { waiting: BTreeMap::new(), left_s, speeds },
             models,
             devices,
-            ranked,
-            held: Vec::new(),
-            held_with_own: Vec::new(),
-            cached,
             readers: readers(workload),
-            left_s,
-            speeds: workload.devices.iter().map(|device| device.speed).sum(),
             result,
         })
     }
@@ -205,8 +213,8 @@ impl<'a> Run<'a> {
             decisions: self.result.decisions,
             left,
             shard_tasks,
-            count: self.queue.len(),
-            claimable: self.some_claimable(),
+            count: self.offers.queue.len(),
+            claimable: self.offers.some_claimable(),
         })
     }
 
@@ -243,9 +251,9 @@ impl<'a> Run<'a> {
         self.result.spans.get_mut(span).into_iter().for_each(|span| span.end_s = self.now_s);
         state.busy_s += took_s;
         state.free_since_s = self.now_s;
-        self.hungry.remove(&(true, state.rank));
+        self.requests.hungry.remove(&(true, state.rank));
         if state.next.is_none() {
-            self.hungry.insert((false, state.rank));
+            self.requests.hungry.insert((false, state.rank));
         }
         let state = &mut self.models[model];
         state.end(replica, &task, self.now_s);
@@ -274,7 +282,7 @@ impl<'a> Run<'a> {
     fn finish(&mut self, model: usize, shard: usize, from_s: f64, stepped_s: f64) {
         // It may be waiting for this, until another time now.
         if let Some(ready_s) = self.models[model].ready_s() {
-            self.waiting.remove(&(ordered(ready_s), model));
+            self.forecast.waiting.remove(&(ordered(ready_s), model));
         }
         let cost = &self.workload.tasks[model];
         let final_s = stepped_s + cost.step_wait_s;
@@ -322,8 +330,8 @@ impl<'a> Run<'a> {
         self.at(end_s, Event::End { device });
         self.share_processors();
         if self.options.prefetch {
-            self.hungry.insert((true, rank));
-            self.touched.insert(rank);
+            self.requests.hungry.insert((true, rank));
+            self.requests.touched.insert(rank);
         }
     }
 
@@ -367,17 +375,9 @@ fn readers(workload: &Workload) -> BTreeMap<Key, Vec<(usize, usize)>> {
 fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {
     let mut ranks = vec![0; ranked.len()];
     ranked.iter().enumerate().for_each(|(rank, device)| ranks[*device] = rank);
-    let device = |(index, rank): (usize, usize)| Device {
-        active: None,
-        last: None,
-        next: None,
-        free_since_s: 0.0,
-        copies: Copies::default(),
-        uncached: UncachedBytes::default(),
-        downloads: Downloads::default(),
-        link: if workload.shared_link { 0 } else { index },
-        busy_s: 0.0,
-        rank,
+    let device = |(index, rank): (usize, usize)| {
+        let link = if workload.shared_link { 0 } else { index };
+        Device { link, rank, ..Device::default() }
     };
     ranks.into_iter().enumerate().map(device).collect()
 }

@@ -1,6 +1,6 @@
 //! Claims of a simulated run: the claimable models, and the request of a device.
 
-use super::{Active, Claim, Run, unordered};
+use super::{Active, Claim, Offers, Run, unordered};
 use crate::policy::claimable::ordered;
 use crate::policy::{ModelIndex, ModelView, Request, ShardTaskKind};
 use crate::simulator::cached::CachedPart;
@@ -20,7 +20,7 @@ impl Run<'_> {
         let state = &self.models[model];
         let goes_on = |device: &usize| state.claimable(Some(*device), self.now_s).is_some();
         let touched: Vec<usize> = state.runs_on().filter(goes_on).collect();
-        self.touched.extend(touched.into_iter().map(|device| self.devices[device].rank));
+        self.requests.touched.extend(touched.into_iter().map(|device| self.devices[device].rank));
         let next = state.claimable(None, self.now_s).map(|(_, next)| next);
         if state.is_under_way() {
             return self.offer_joinable(model, next);
@@ -28,7 +28,7 @@ impl Run<'_> {
         self.offer_joinable(model, None);
         let Some(next) = next else { return self.wait(model) };
         if let Some(ready_s) = self.models[model].ready_s() {
-            self.waiting.remove(&(ordered(ready_s), model));
+            self.forecast.waiting.remove(&(ordered(ready_s), model));
         }
         if self.fits_host(model) {
             self.enqueue(model, &next, false);
@@ -41,23 +41,23 @@ impl Run<'_> {
             return;
         }
         match next {
-            Some(next) => self.joinable.insert(&*self.policy, self.claimable(model, &next, false)),
-            None => drop(self.joinable.remove(ModelIndex(model))),
+            Some(next) => self.offers.joinable.insert(&*self.policy, self.claimable(model, &next, false)),
+            None => drop(self.offers.joinable.remove(ModelIndex(model))),
         }
     }
 
     /// Inserts a model into the queue, or updates its position.
     fn enqueue(&mut self, model: usize, next: &ShardTask, continues: bool) {
-        self.dequeue(model);
-        self.queue.insert(&*self.policy, self.claimable(model, next, continues));
-        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return };
+        self.offers.dequeue(model);
+        self.offers.queue.insert(&*self.policy, self.claimable(model, next, continues));
+        let Some(place) = self.offers.queue.place(ModelIndex(model)).copied() else { return };
         let (devices, version) = (&self.devices, self.models[model].program.version(next));
         let cost = &self.workload.tasks[model].shards[next.shard];
         let has =
             |device: usize| devices[device].copies.has(CachedPart::of((model, next.shard), cost, version));
         match cost.is_in_parts() {
-            true => self.cached.enter_in_parts(model, place, has),
-            false => self.cached.enter(model, version, place, has),
+            true => self.offers.cached.enter_in_parts(model, place, has),
+            false => self.offers.cached.enter(model, version, place, has),
         }
     }
 
@@ -76,13 +76,6 @@ impl Run<'_> {
         self.devices[device].copies.has(CachedPart::of((model, shard), cost, version))
     }
 
-    /// Removes a model from the queue; returns whether it was there.
-    pub(super) fn dequeue(&mut self, model: usize) -> bool {
-        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return false };
-        self.cached.leave(model, &place);
-        self.queue.remove(ModelIndex(model)).is_some()
-    }
-
     /// Records a model that becomes claimable at a known time, when its master weights are final.
     pub(super) fn wait(&mut self, model: usize) {
         if !self.policy.waits() {
@@ -92,9 +85,9 @@ impl Run<'_> {
         let (Some(next), Some(ready_s)) = (state.next(), state.ready_s()) else { return };
         let place = (ordered(ready_s), model);
         if state.final_s[next.shard] > self.now_s {
-            self.waiting.insert(place, view(model, state, &next, false));
+            self.forecast.waiting.insert(place, view(model, state, &next, false));
         } else {
-            self.waiting.remove(&place);
+            self.forecast.waiting.remove(&place);
         }
     }
 
@@ -109,30 +102,31 @@ impl Run<'_> {
             let promote_s = self.workload.promote_s(device, view.model.0, view.next_shard);
             (*view, unordered(ready_s) + of.latency_s + promote_s)
         };
-        let ready = self.waiting.range(..=(ordered(end_s), usize::MAX)).map(promoted);
+        let ready = self.forecast.waiting.range(..=(ordered(end_s), usize::MAX)).map(promoted);
         Request::longest_in_time(ready, end_s)
     }
 
     /// Commits every device that can commit: idle ones first, and fast ones first among them.
     pub(super) fn commit(&mut self) -> Result<(), SimulationError> {
-        for (_, rank) in std::mem::take(&mut self.held) {
-            let state = &self.devices[self.ranked[rank]];
+        for (_, rank) in std::mem::take(&mut self.requests.held) {
+            let state = &self.devices[self.requests.ranked[rank]];
             if state.next.is_none() {
-                self.hungry.insert((state.active.is_some(), rank));
+                self.requests.hungry.insert((state.active.is_some(), rank));
             }
         }
-        self.touched.extend(self.held_with_own.drain(..));
+        self.requests.touched.extend(self.requests.held_with_own.drain(..));
         loop {
-            let asks = if self.queue.is_empty() { None } else { self.hungry.first().copied() };
-            let idles = self.hungry.first().filter(|(computes, _)| !computes && !self.joinable.is_empty());
+            let first = self.requests.hungry.first().copied();
+            let asks = first.filter(|_| !self.offers.queue.is_empty());
+            let idles = first.filter(|(computes, _)| !computes && !self.offers.joinable.is_empty());
             if let Some((_, rank)) = asks {
-                self.claim(self.ranked[rank])?;
-            } else if let Some((_, rank)) = idles.copied() {
-                self.claim_joinable(self.ranked[rank])?;
-            } else if let Some(rank) = self.touched.pop_first() {
+                self.claim(self.requests.ranked[rank])?;
+            } else if let Some((_, rank)) = idles {
+                self.claim_joinable(self.requests.ranked[rank])?;
+            } else if let Some(rank) = self.requests.touched.pop_first() {
                 // The queue is empty, but a device may continue with the model that it computes.
-                if self.hungry.contains(&(true, rank)) {
-                    self.claim(self.ranked[rank])?;
+                if self.requests.hungry.contains(&(true, rank)) {
+                    self.claim(self.requests.ranked[rank])?;
                 }
             } else {
                 return Ok(());
@@ -146,20 +140,20 @@ impl Run<'_> {
         if let Some(model) = running {
             let state = &self.models[model];
             // Models that other devices compute come after idle ones.
-            let may = self.queue.is_empty() || !state.is_elsewhere(device);
+            let may = self.offers.queue.is_empty() || !state.is_elsewhere(device);
             if let Some((_, next)) = state.claimable(Some(device), self.now_s).filter(|_| may) {
                 self.enqueue(model, &next, true);
             }
         }
         let chosen = self.ask(device);
-        if let Some(found) = chosen.filter(|found| self.queue.get(*found).is_none()) {
+        if let Some(found) = chosen.filter(|found| self.offers.queue.get(*found).is_none()) {
             return Err(self.not_claimable(device, found));
         }
         let fits = chosen.filter(|ModelIndex(model)| self.find_space(device, *model));
-        let own = running.is_some_and(|model| self.dequeue(model));
+        let own = running.is_some_and(|model| self.offers.dequeue(model));
         match fits {
             Some(ModelIndex(model)) => {
-                self.dequeue(model);
+                self.offers.dequeue(model);
                 self.promote(device, model);
             }
             None => self.hold(device, own),
@@ -171,20 +165,21 @@ impl Run<'_> {
     /// its shard task.
     fn claim_joinable(&mut self, device: usize) -> Result<(), SimulationError> {
         let is_there = |view: &&ModelView| self.has_next(device, view.model.0, view.next_shard);
-        let cached = self.joinable.iter().filter(is_there);
-        let cached = cached.filter_map(|view| self.joinable.place(view.model).copied()).collect();
+        let joinable = &self.offers.joinable;
+        let cached = joinable.iter().filter(is_there);
+        let cached = cached.filter_map(|view| joinable.place(view.model).copied()).collect();
         let request = self.request(device);
         self.result.decisions += 1;
-        match self.joinable.choose_near(&mut *self.policy, &request, &cached) {
-            Some(found) if self.joinable.get(found).is_none() => Err(self.not_claimable(device, found)),
+        match joinable.choose_near(&mut *self.policy, &request, &cached) {
+            Some(found) if joinable.get(found).is_none() => Err(self.not_claimable(device, found)),
             Some(ModelIndex(model)) if self.find_space(device, model) => {
                 self.promote(device, model);
                 Ok(())
             }
             Some(_) | None => {
                 let place = (false, self.devices[device].rank);
-                self.hungry.remove(&place);
-                self.held.push(place);
+                self.requests.hungry.remove(&place);
+                self.requests.held.push(place);
                 Ok(())
             }
         }
@@ -199,8 +194,8 @@ impl Run<'_> {
             at_s: self.now_s,
             found,
             task: self.workload.tasks.get(found.0).map(|task| task.name.clone()),
-            count: self.offered().len(),
-            claimable: self.some_claimable(),
+            count: self.offers.offered().len(),
+            claimable: self.offers.some_claimable(),
         }
     }
 
@@ -209,11 +204,11 @@ impl Run<'_> {
     fn hold(&mut self, device: usize, own: bool) {
         let state = &self.devices[device];
         if own {
-            self.held_with_own.push(state.rank);
+            self.requests.held_with_own.push(state.rank);
         }
         let place = (state.active.is_some(), state.rank);
-        if !self.queue.is_empty() && self.hungry.remove(&place) {
-            self.held.push(place);
+        if !self.offers.queue.is_empty() && self.requests.hungry.remove(&place) {
+            self.requests.held.push(place);
         }
     }
 
@@ -243,21 +238,20 @@ impl Run<'_> {
 
     /// Updates the sum of the remaining work for one model.
     pub(super) fn count_left(&mut self, model: usize) {
-        if !self.policy.waits() {
-            return;
+        if self.policy.waits() {
+            self.forecast.left_s.set(model, self.models[model].left_s());
         }
-        self.left_s.set(model, self.models[model].left_s());
     }
 
     fn ask(&mut self, device: usize) -> Option<ModelIndex> {
-        if self.queue.is_empty() {
+        if self.offers.queue.is_empty() {
             return None;
         }
         #[cfg(test)]
         self.check_sums(device);
         let request = self.request(device);
         self.result.decisions += 1;
-        self.queue.choose_near(&mut *self.policy, &request, self.cached.of(device))
+        self.offers.queue.choose_near(&mut *self.policy, &request, self.offers.cached.of(device))
     }
 
     /// Checks the incrementally updated sums and sets against recomputed ones.
@@ -267,11 +261,12 @@ impl Run<'_> {
             return;
         }
         let there = |view: &&ModelView| self.has_next(device, view.model.0, view.next_shard);
-        let cached = self.queue.iter().filter(there).map(|view| *self.queue.place(view.model).unwrap());
-        assert_eq!(*self.cached.of(device), cached.collect());
+        let Offers { queue, cached, .. } = &self.offers;
+        let found = queue.iter().filter(there).map(|view| *queue.place(view.model).unwrap());
+        assert_eq!(*cached.of(device), found.collect());
         if self.policy.waits() {
             let left_s: Vec<f64> = self.models.iter().map(Model::left_s).collect();
-            assert_eq!(self.left_s.get(), Sum::new(&left_s).get());
+            assert_eq!(self.forecast.left_s.get(), Sum::new(&left_s).get());
         }
     }
 
@@ -290,7 +285,7 @@ impl Run<'_> {
             awaited,
             awaited_s: awaited.map_or(0.0, |model| self.alone_s(device, &model)),
             soon: self.soon(device),
-            even_s: self.left_s.get() / self.speeds,
+            even_s: self.forecast.left_s.get() / self.forecast.speeds,
             ..request
         }
     }
@@ -311,15 +306,15 @@ impl Run<'_> {
                 (task.shard, cost.bytes.unwrap_or(0), state.active.is_some());
             reads.push(Read { task: model, shard, version, bytes, overlaps_previous });
         }
-        self.hungry.remove(&(state.active.is_some(), state.rank));
+        self.requests.hungry.remove(&(state.active.is_some(), state.rank));
         let parts = CachedPart::of((model, task.shard), cost, version);
         let missing = parts.clone().filter(|part| !(of.keeps_copies && state.copies.touch(part)));
         let missing = missing.map(|part| part.bytes).reduce(u64::saturating_add);
-        let mut ready_s = self.now_s;
+        let (mut ready_s, link) = (self.now_s, state.link);
         if let Some(bytes) = missing {
-            let start_s = self.links_s[state.link].max(self.now_s + of.latency_s);
+            let start_s = self.devices[link].link_free_s.max(self.now_s + of.latency_s);
             ready_s = start_s + self.workload.promote_part_s(device, model, task.shard, bytes);
-            self.links_s[state.link] = ready_s;
+            self.devices[link].link_free_s = ready_s;
             self.result.promotions += 1;
             let promoted = self.result.promoted_bytes.filter(|_| cost.bytes.is_some());
             self.result.promoted_bytes = promoted.map(|sum| sum.saturating_add(bytes));
@@ -337,6 +332,15 @@ impl Run<'_> {
         if self.models[model].replicas() > 1 {
             self.release(model);
         }
+    }
+}
+
+impl Offers {
+    /// Removes a model from the queue; returns whether it was there.
+    pub(super) fn dequeue(&mut self, model: usize) -> bool {
+        let Some(place) = self.queue.place(ModelIndex(model)).copied() else { return false };
+        self.cached.leave(model, &place);
+        self.queue.remove(ModelIndex(model)).is_some()
     }
 
     /// The models that are offered to a requesting device, except the one that it computes.

@@ -1,6 +1,6 @@
 //! Insertion and eviction of cached copies on a device.
 
-use super::{Active, Claim, Run};
+use super::{Active, Claim, Offers, Run};
 use crate::policy::{CopyUse, ModelIndex};
 use crate::simulator::cached::{CachedPart, Copy, Key};
 use crate::simulator::{DeviceCost, Replacement};
@@ -16,7 +16,7 @@ impl Run<'_> {
         self.evict_for(device, part.bytes, Some((model, shard)));
         self.devices[device].copies.insert(part);
         match part.key {
-            Key::Own { .. } => self.cached.comes(device, model, part.version),
+            Key::Own { .. } => self.offers.cached.comes(device, model, part.version),
             Key::ParamBuffer { .. } | Key::Frozen(_) => self.find_with(device, part.key),
         }
     }
@@ -25,7 +25,7 @@ impl Run<'_> {
     /// task, or this model's shard, reads; returns whether the bytes are then free.
     pub(super) fn evict_for(&mut self, device: usize, bytes: u64, reads: Option<(usize, usize)>) -> bool {
         let memory = self.copy_bytes(device);
-        let Self { models, devices, queue, cached, readers, workload, .. } = self;
+        let Self { models, devices, offers: Offers { queue, cached, .. }, readers, workload, .. } = self;
         let is_of = |(model, shard): (usize, usize), key| {
             CachedPart::of((model, shard), &workload.tasks[model].shards[shard], 0)
                 .any(|part| part.key == key)
@@ -68,14 +68,14 @@ impl Run<'_> {
     /// there.
     fn find_with(&mut self, device: usize, key: Key) {
         let waits = |(model, shard): &&(usize, usize)| {
-            let view = self.queue.get(ModelIndex(*model)).filter(|view| view.next_shard == *shard);
+            let view = self.offers.queue.get(ModelIndex(*model)).filter(|view| view.next_shard == *shard);
             view.is_some() && self.has_next(device, *model, *shard)
         };
         let readers = self.readers.get(&key).into_iter().flatten();
         let found: Vec<usize> = readers.filter(waits).map(|(model, _)| *model).collect();
         for model in found {
-            if let Some(place) = self.queue.place(ModelIndex(model)).copied() {
-                self.cached.gain(device, model, place);
+            if let Some(place) = self.offers.queue.place(ModelIndex(model)).copied() {
+                self.offers.cached.gain(device, model, place);
             }
         }
     }

@@ -46,10 +46,10 @@ impl Run<'_> {
         let Some(free) = self.host_memory.free.filter(|_| !self.host_memory.active[model]) else { return };
         self.host_memory.active[model] = true;
         self.host_memory.free = Some(free.saturating_sub(self.workload.tasks[model].active_bytes));
-        let queued: Vec<ModelIndex> = self.queue.iter().map(|view| view.model).collect();
+        let queued: Vec<ModelIndex> = self.offers.queue.iter().map(|view| view.model).collect();
         for ModelIndex(other) in queued {
             if !self.fits_host(other) {
-                self.dequeue(other);
+                self.offers.dequeue(other);
             }
         }
     }

@@ -20,6 +20,8 @@ pub(super) struct Processors {
     at_s: f64,
     /// The steps of the host optimizer, in order, if it shares processors.
     steps: VecDeque<Step>,
+    /// The time at which the host optimizer has finished all queued steps.
+    stepped_s: f64,
 }
 
 /// A step of a shard's master weights.
@@ -121,8 +123,8 @@ impl Run<'_> {
 
     /// Queues a step of a shard in the host optimizer; returns the time at which it is expected to end.
     pub(super) fn queue_step(&mut self, model: usize, shard: usize, step_s: f64) -> f64 {
-        let end_s = self.host_s.max(self.now_s) + step_s / self.share();
-        self.host_s = end_s;
+        let end_s = self.processors.stepped_s.max(self.now_s) + step_s / self.share();
+        self.processors.stepped_s = end_s;
         if self.host_shares() {
             self.progress();
             let from_s = self.result.finished_s[model];
@@ -155,7 +157,7 @@ impl Run<'_> {
             self.wait(model);
         }
         if !self.processors.steps.is_empty() {
-            self.host_s = end_s;
+            self.processors.stepped_s = end_s;
         }
     }
 }
