@@ -64,7 +64,7 @@ pub(super) struct Device {
     until_s: f64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Task {
     pub(super) name: String,
     /// `tokens` or `items`.
@@ -85,19 +85,26 @@ pub(super) struct Task {
     pub(super) evaluation: Option<Batches>,
     /// The rate of the minibatches that this run trained.
     pub(super) pace: Pace,
-    /// The rate of minibatches and evaluations.
-    work: Pace,
-    /// The work of a minibatch and of an evaluation batch: estimated seconds, or tokens (or items) without an estimate.
-    minibatch: f64,
-    batch: f64,
-    /// Batches of future evaluations, without the evaluation before training.
-    batches: u64,
+    work: EstimatedWork,
     /// True if its initial weights are loaded.
     has_begun: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The work of a task's minibatches and evaluations: estimated seconds, or tokens (or items) without an estimate.
+#[derive(Clone, Copy, Debug, Default)]
+struct EstimatedWork {
+    /// The rate of minibatches and evaluations.
+    pace: Pace,
+    /// The work of a minibatch and of an evaluation batch.
+    minibatch: f64,
+    batch: f64,
+    /// Batches of future evaluations, without the evaluation before training.
+    batches: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Phase {
+    #[default]
     Waiting,
     /// Started, as the `turn`-th of the tasks.
     Running {
@@ -180,37 +187,20 @@ impl Device {
 impl Task {
     /// A waiting task with `steps` minibatches and `units` tokens (or items) in all of them.
     pub(super) fn new(name: &str, unit: &str, steps: usize, units: u64) -> Self {
-        Self {
-            name: name.to_owned(),
-            unit: unit.to_owned(),
-            steps,
-            done: 0,
-            phase: Phase::Waiting,
-            loss: None,
-            initial: None,
-            validation: None,
-            best: None,
-            test: None,
-            error: None,
-            evaluation: None,
-            pace: Pace::default(),
-            work: Pace::default(),
-            minibatch: units as f64 / steps.max(1) as f64,
-            batch: 0.0,
-            batches: 0,
-            has_begun: false,
-        }
+        let work = EstimatedWork { minibatch: units as f64 / steps.max(1) as f64, ..Default::default() };
+        Self { name: name.to_owned(), unit: unit.to_owned(), steps, work, ..Self::default() }
     }
 
     pub(super) fn of(task: &AdmittedTask) -> Self {
         let Estimate { minibatch_s, evaluation_batch_s, evaluation_batches } = task.estimate;
-        let new = Self::new(&task.name, &task.data.unit, task.steps, task.data.units);
-        Self { minibatch: minibatch_s, ..new }.with_evaluations(evaluation_batch_s, evaluation_batches)
+        let mut new = Self::new(&task.name, &task.data.unit, task.steps, task.data.units);
+        new.work.minibatch = minibatch_s;
+        new.with_evaluations(evaluation_batch_s, evaluation_batches)
     }
 
     /// The task with `batches` future evaluation batches of `batch` work each.
     pub(super) fn with_evaluations(self, batch: f64, batches: u64) -> Self {
-        Self { batch, batches, ..self }
+        Self { work: EstimatedWork { batch, batches, ..self.work }, ..self }
     }
 
     /// The remaining work.
@@ -219,27 +209,19 @@ impl Task {
             Phase::Ended(_) => 0.0,
             _ => {
                 let minibatches = self.steps.saturating_sub(self.done) as f64;
-                minibatches * self.minibatch + self.batches as f64 * self.batch
+                minibatches * self.work.minibatch + self.work.batches as f64 * self.work.batch
             }
         }
     }
 
     pub(super) fn left_s(&self, now_s: f64) -> Option<f64> {
-        self.work.left_s(self.work_left(), now_s)
+        self.work.pace.left_s(self.work_left(), now_s)
     }
 
     /// Returns true if only writing the model is left.
     fn is_writing(&self) -> bool {
-        let all = self.steps > 0 && self.done >= self.steps && self.batches == 0;
+        let all = self.steps > 0 && self.done >= self.steps && self.work.batches == 0;
         self.has_begun && all && self.evaluation.is_none()
-    }
-
-    /// Counts finished evaluation batches; returns their work.
-    fn evaluates(&mut self, batches: usize, now_s: f64) -> f64 {
-        let work = batches as f64 * self.batch;
-        self.batches = self.batches.saturating_sub(batches as u64);
-        self.work.add(work, now_s);
-        work
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -271,6 +253,16 @@ impl Task {
                 self.best = Some(self.best.filter(is_kept).unwrap_or(now));
             }
         }
+    }
+}
+
+impl EstimatedWork {
+    /// Counts finished evaluation batches; returns their work.
+    fn evaluates(&mut self, batches: usize, now_s: f64) -> f64 {
+        let work = batches as f64 * self.batch;
+        self.batches = self.batches.saturating_sub(batches as u64);
+        self.pace.add(work, now_s);
+        work
     }
 }
 
@@ -355,8 +347,8 @@ impl RunState {
         task.pace.add(units, now_s);
         task.done = step + 1;
         task.loss = Some(loss);
-        let work = task.minibatch;
-        task.work.add(work, now_s);
+        let work = task.work.minibatch;
+        task.work.pace.add(work, now_s);
         self.work.add(work, now_s);
     }
 
@@ -369,7 +361,7 @@ impl RunState {
         pace.add((batches * units) as f64, now_s);
         task.evaluation = Some(Batches { kind, done, all, pace, units });
         if kind != EvaluationKind::Initial {
-            let work = task.evaluates(batches, now_s);
+            let work = task.work.evaluates(batches, now_s);
             self.work.add(work, now_s);
         }
     }
@@ -381,7 +373,7 @@ impl RunState {
         let batches = task.evaluation.as_ref().map_or(1, |batches| batches.all.saturating_sub(batches.done));
         task.evaluated(kind, step, result);
         if kind != EvaluationKind::Initial {
-            let work = task.evaluates(batches, now_s);
+            let work = task.work.evaluates(batches, now_s);
             self.work.add(work, now_s);
         }
     }
