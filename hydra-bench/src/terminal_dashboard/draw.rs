@@ -1,6 +1,6 @@
 //! Draws the terminal dashboard, for a terminal of any size.
 
-use super::view::{View, parallel, setting};
+use super::view::{Choices, View, parallel, setting};
 use hydra_core::ByteSize;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -40,7 +40,7 @@ pub(super) fn all(frame: &mut Frame, view: &View) {
     let [title, curves, tasks, gauges, keys] = Layout::vertical(parts).areas(frame.area());
     let bold = Style::new().add_modifier(Modifier::BOLD);
     frame.render_widget(Line::styled(view.title.as_str(), bold), title);
-    match (curves.height, view.parallel) {
+    match (curves.height, view.chosen.parallel) {
         (0, _) => {}
         (_, true) => coordinates(frame, view, curves),
         (_, false) => losses(frame, view, curves),
@@ -57,11 +57,11 @@ pub(super) fn all(frame: &mut Frame, view: &View) {
     });
     let reserved: Vec<(String, f64)> = reserved.collect();
     bars(frame, "memory", &reserved, memory);
-    let help = match view.typing {
+    let help = match view.chosen.typing {
         true => {
             format!(
                 "/{}_   filter: words such as lr=1e-3 or a part of a name   enter: apply   esc: clear",
-                view.filter
+                view.chosen.filter
             )
         }
         false => {
@@ -106,8 +106,8 @@ fn coordinates(frame: &mut Frame, view: &View, area: Rect) {
 
 fn losses(frame: &mut Frame, view: &View, area: Rect) {
     let scaled = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
-        let seen = points.iter().filter(|(_, loss)| !view.log || *loss > 0.0);
-        seen.map(|(step, loss)| (*step, if view.log { loss.log10() } else { *loss })).collect()
+        let seen = points.iter().filter(|(_, loss)| !view.chosen.log || *loss > 0.0);
+        seen.map(|(step, loss)| (*step, if view.chosen.log { loss.log10() } else { *loss })).collect()
     };
     let is_shown = |name: &str| view.tasks.iter().any(|task| task["name"] == name);
     let shown = view.curves.iter().filter(|(name, _)| is_shown(name));
@@ -119,14 +119,14 @@ fn losses(frame: &mut Frame, view: &View, area: Rect) {
     let high = all().map(|(_, loss)| *loss).fold(f64::NEG_INFINITY, f64::max);
     let (low, high) = if low < high { (low, high) } else { (low.min(0.0), low.max(0.0) + 1.0) };
     let (low, high) = if low.is_finite() && high.is_finite() { (low, high) } else { (0.0, 1.0) };
-    let shown = |loss: f64| format!("{:.3}", if view.log { 10_f64.powf(loss) } else { loss });
+    let shown = |loss: f64| format!("{:.3}", if view.chosen.log { 10_f64.powf(loss) } else { loss });
     let sets = curves.iter().map(|(colour, points)| {
         let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line);
         line.style(Style::new().fg(*colour)).data(points)
     });
     let x = Axis::default().bounds([0.0, last]).labels(["0".to_owned(), format!("{last:.0}")]);
     let y = Axis::default().bounds([low, high]).labels([low, (low + high) / 2.0, high].map(shown));
-    let title = if view.log { "training loss (log)" } else { "training loss" };
+    let title = if view.chosen.log { "training loss (log)" } else { "training loss" };
     let chart = Chart::new(sets.collect()).block(Block::bordered().title(title));
     frame.render_widget(chart.x_axis(x).y_axis(y).legend_position(None), area);
 }
@@ -157,7 +157,7 @@ fn leaderboard(frame: &mut Frame, view: &View, area: Rect) {
         .chain(settings)
         .chain(["state", "minibatches", "training", "validation", "test"])
         .collect();
-    let rows: Vec<Vec<String>> = view.tasks.iter().skip(view.first).map(row).collect();
+    let rows: Vec<Vec<String>> = view.tasks.iter().skip(view.chosen.first).map(row).collect();
     let mut least: Vec<u16> = heads.iter().map(|head| head.len() as u16).collect();
     least[0] = 4;
     let behind = heads.len() - 5;
@@ -179,10 +179,11 @@ fn leaderboard(frame: &mut Frame, view: &View, area: Rect) {
 
 /// Returns the table's title, which names the sort column and the filter.
 fn leaderboard_title(view: &View) -> String {
-    let by = view.sort.0.checked_sub(1).and_then(|setting| view.settings.get(setting));
+    let Choices { sort, filter, .. } = &view.chosen;
+    let by = sort.0.checked_sub(1).and_then(|setting| view.settings.get(setting));
     let by = by.map_or_else(String::new, |name| format!(" by {name}"));
-    let down = if view.sort.1 { ", reversed" } else { "" };
-    let filter = if view.filter.is_empty() { String::new() } else { format!(", only {}", view.filter) };
+    let down = if sort.1 { ", reversed" } else { "" };
+    let filter = if filter.is_empty() { String::new() } else { format!(", only {filter}") };
     format!("leaderboard{by}{down}{filter}")
 }
 

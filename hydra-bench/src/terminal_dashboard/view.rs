@@ -32,16 +32,22 @@ pub(super) struct View {
     /// The name of each device and its utilization over the last seconds, from 0 to 1.
     pub(super) devices: Vec<(String, f64)>,
     pub(super) tiers: Vec<TierMemory>,
+    /// The settings in which the tasks differ.
+    pub(super) settings: Vec<String>,
+    /// The colour number of each task; tasks with equal values of the colouring setting share a number.
+    pub(super) colours: BTreeMap<String, usize>,
+    pub(super) chosen: Choices,
+}
+
+/// The choices that the user makes with keys.
+#[derive(Default)]
+pub(super) struct Choices {
     /// True if the loss axis is logarithmic.
     pub(super) log: bool,
     /// True if parallel coordinates are drawn instead of losses.
     pub(super) parallel: bool,
     /// The index of the first task in the table.
     pub(super) first: usize,
-    /// The settings in which the tasks differ.
-    pub(super) settings: Vec<String>,
-    /// The colour number of each task; tasks with equal values of the colouring setting share a number.
-    pub(super) colours: BTreeMap<String, usize>,
     /// The sort column (0 for the rank, then the settings), and whether the order is reversed.
     pub(super) sort: (usize, bool),
     /// The filter: words that must all match a task, such as `lr=1e-3` or a part of its name.
@@ -67,14 +73,9 @@ impl View {
             curves: Vec::new(),
             devices: Vec::new(),
             tiers: Vec::new(),
-            log: false,
-            parallel: false,
-            first: 0,
             settings: Vec::new(),
             colours: BTreeMap::new(),
-            sort: (0, false),
-            filter: String::new(),
-            typing: false,
+            chosen: Choices::default(),
         })
     }
 
@@ -105,25 +106,16 @@ impl View {
 
     /// Filters and sorts the tasks.
     fn arrange(&mut self) {
-        self.sort.0 = self.sort.0.min(self.settings.len());
-        self.tasks = self.all.iter().filter(|task| self.passes_filter(task)).cloned().collect();
-        let (column, down) = self.sort;
+        self.chosen.sort.0 = self.chosen.sort.0.min(self.settings.len());
+        self.tasks = self.all.iter().filter(|task| self.chosen.passes_filter(task)).cloned().collect();
+        let (column, down) = self.chosen.sort;
         if let Some(name) = column.checked_sub(1).map(|setting| &self.settings[setting]) {
             self.tasks.sort_by(|a, b| order(&a["differs"][name], &b["differs"][name]));
         }
         if down {
             self.tasks.reverse();
         }
-        self.first = self.first.min(self.tasks.len().saturating_sub(1));
-    }
-
-    /// Returns true if a task matches every word of the filter.
-    fn passes_filter(&self, task: &Value) -> bool {
-        let matches = |word: &str| match word.split_once('=') {
-            Some((name, value)) => setting(task, name) == value,
-            None => task["name"].as_str().is_some_and(|name| name.contains(word)),
-        };
-        self.filter.split_whitespace().all(matches)
+        self.chosen.first = self.chosen.first.min(self.tasks.len().saturating_sub(1));
     }
 
     /// Returns the colour number of each task: the index of its learning rate, or of its value of the first setting in which the
@@ -139,6 +131,43 @@ impl View {
         self.all.iter().filter_map(of).collect()
     }
 
+    /// Handles a key; returns false if it quits the dashboard.
+    pub(super) fn handle_key(&mut self, key: KeyCode) -> bool {
+        if self.chosen.typing {
+            self.chosen.edit_filter(key);
+            self.arrange();
+            return true;
+        }
+        let (chosen, last) = (&mut self.chosen, self.tasks.len().saturating_sub(1));
+        match key {
+            KeyCode::Esc if !chosen.filter.is_empty() => chosen.filter.clear(),
+            KeyCode::Char('q') | KeyCode::Esc => return false,
+            KeyCode::Char('l') => chosen.log = !chosen.log,
+            KeyCode::Char('p') => chosen.parallel = !chosen.parallel,
+            KeyCode::Char('s') => chosen.sort.0 = (chosen.sort.0 + 1) % (self.settings.len() + 1),
+            KeyCode::Char('r') => chosen.sort.1 = !chosen.sort.1,
+            KeyCode::Char('/') => chosen.typing = true,
+            KeyCode::Down | KeyCode::Char('j') => chosen.first = (chosen.first + 1).min(last),
+            KeyCode::Up | KeyCode::Char('k') => chosen.first = chosen.first.saturating_sub(1),
+            KeyCode::PageDown => chosen.first = (chosen.first + 10).min(last),
+            KeyCode::PageUp => chosen.first = chosen.first.saturating_sub(10),
+            _ => {}
+        }
+        self.arrange();
+        true
+    }
+}
+
+impl Choices {
+    /// Returns true if a task matches every word of the filter.
+    fn passes_filter(&self, task: &Value) -> bool {
+        let matches = |word: &str| match word.split_once('=') {
+            Some((name, value)) => setting(task, name) == value,
+            None => task["name"].as_str().is_some_and(|name| name.contains(word)),
+        };
+        self.filter.split_whitespace().all(matches)
+    }
+
     /// Handles a key while the user types the filter.
     fn edit_filter(&mut self, key: KeyCode) {
         match key {
@@ -148,32 +177,6 @@ impl View {
             KeyCode::Char(char) => self.filter.push(char),
             _ => {}
         }
-        self.arrange();
-    }
-
-    /// Handles a key; returns false if it quits the dashboard.
-    pub(super) fn handle_key(&mut self, key: KeyCode) -> bool {
-        if self.typing {
-            self.edit_filter(key);
-            return true;
-        }
-        let last = self.tasks.len().saturating_sub(1);
-        match key {
-            KeyCode::Esc if !self.filter.is_empty() => self.filter.clear(),
-            KeyCode::Char('q') | KeyCode::Esc => return false,
-            KeyCode::Char('l') => self.log = !self.log,
-            KeyCode::Char('p') => self.parallel = !self.parallel,
-            KeyCode::Char('s') => self.sort.0 = (self.sort.0 + 1) % (self.settings.len() + 1),
-            KeyCode::Char('r') => self.sort.1 = !self.sort.1,
-            KeyCode::Char('/') => self.typing = true,
-            KeyCode::Down | KeyCode::Char('j') => self.first = (self.first + 1).min(last),
-            KeyCode::Up | KeyCode::Char('k') => self.first = self.first.saturating_sub(1),
-            KeyCode::PageDown => self.first = (self.first + 10).min(last),
-            KeyCode::PageUp => self.first = self.first.saturating_sub(10),
-            _ => {}
-        }
-        self.arrange();
-        true
     }
 }
 
