@@ -49,17 +49,22 @@ pub(crate) struct Entry {
     unit: Option<String>,
     /// Items of each minibatch.
     pub(crate) units: Vec<u64>,
-    initial: Option<Value>,
-    /// Validations during training: minibatches done, and the result.
-    evaluations: Vec<(u64, Value)>,
-    validation: Option<Value>,
-    test: Option<Value>,
+    evaluations: EvaluationResults,
     /// The texts generated last: minibatches done, and for each sample prompt `prompt` and `text`.
     samples: Option<(u64, Value)>,
     time: Option<f64>,
-    /// Hash and directory of the final weights of a task that has ended.
-    weights_sha256: Value,
-    model_dir: Value,
+    /// The event of its end, with the hash and directory of the final weights; `null` before.
+    end: Value,
+}
+
+/// The results of a task's evaluations.
+#[derive(Clone, Debug, Default)]
+struct EvaluationResults {
+    initial: Option<Value>,
+    /// Validations during training: minibatches done, and the result.
+    periodic: Vec<(u64, Value)>,
+    validation: Option<Value>,
+    test: Option<Value>,
 }
 
 impl Journal {
@@ -173,18 +178,16 @@ impl Entry {
         }
         let step = line["step"].as_u64().unwrap_or_default();
         match event {
-            "minibatch" => {
+            "minibatch" | "resumed" => {
                 self.goes_on_from(step);
                 self.planned = line["steps"].as_u64().or(self.planned);
-                self.losses.push(line["loss"].clone());
-                self.units.push(line["units"].as_u64().unwrap_or_default());
-            }
-            "resumed" => {
-                self.goes_on_from(step);
-                self.planned = line["steps"].as_u64().or(self.planned);
+                if event == "minibatch" {
+                    self.losses.push(line["loss"].clone());
+                    self.units.push(line["units"].as_u64().unwrap_or_default());
+                }
             }
             "paused" => "paused".clone_into(&mut self.state),
-            "evaluation" => self.evaluated(line, step),
+            "evaluation" => self.evaluations.add(line, step),
             "samples" => self.samples = Some((step, line["samples"].clone())),
             "skipped" => {
                 "skipped".clone_into(&mut self.state);
@@ -193,8 +196,7 @@ impl Entry {
             "end" => {
                 line["state"].as_str().unwrap_or("done").clone_into(&mut self.state);
                 self.error = line["error"].as_str().map(str::to_owned);
-                (self.weights_sha256, self.model_dir) =
-                    (line["weights_sha256"].clone(), line["model_dir"].clone());
+                self.end = line.clone();
             }
             _ => {}
         }
@@ -206,28 +208,9 @@ impl Entry {
         let trained = usize::try_from(step).unwrap_or(usize::MAX).min(self.losses.len() + (1 << 20));
         self.losses.resize(trained, Value::Null);
         self.units.resize(trained, self.units.last().copied().unwrap_or_default());
-        self.evaluations.retain(|(at, _)| *at <= step);
-        (self.validation, self.test, self.error) = (None, None, None);
-        (self.weights_sha256, self.model_dir) = (Value::Null, Value::Null);
-    }
-
-    fn evaluated(&mut self, line: &Value, step: u64) {
-        let mut result = json!({ "loss": line["loss"], "predicted_tokens": line["predicted_tokens"] });
-        for key in ["perplexity", "metrics", "selected_by"] {
-            if let Some(figure) = line.get(key) {
-                result[key] = figure.clone();
-            }
-        }
-        match line["kind"].as_str() {
-            Some("initial") => self.initial = Some(result),
-            Some("periodic") => {
-                self.evaluations.retain(|(at, _)| *at < step);
-                self.evaluations.push((step, result));
-            }
-            Some("validation") => self.validation = Some(result),
-            Some("test") => self.test = Some(result),
-            _ => {}
-        }
+        self.evaluations.periodic.retain(|(at, _)| *at <= step);
+        (self.evaluations.validation, self.evaluations.test) = (None, None);
+        (self.error, self.end) = (None, Value::Null);
     }
 
     /// Returns the loss of each minibatch, `None` if it is not finite or unknown.
@@ -244,9 +227,9 @@ impl Entry {
     /// Returns the validations before, during and after training: minibatches done, and the loss.
     pub(crate) fn validations(&self) -> Vec<(u64, Option<f64>)> {
         let loss = |result: &Value| result["loss"].as_f64();
-        let first = self.initial.iter().map(|result| (0, loss(result)));
-        let periodic = self.evaluations.iter().map(|(step, result)| (*step, loss(result)));
-        let last = self.validation.iter().map(|result| (self.losses.len() as u64, loss(result)));
+        let first = self.evaluations.initial.iter().map(|result| (0, loss(result)));
+        let periodic = self.evaluations.periodic.iter().map(|(step, result)| (*step, loss(result)));
+        let last = self.evaluations.validation.iter().map(|result| (self.losses.len() as u64, loss(result)));
         first.chain(periodic).chain(last).collect()
     }
 
@@ -256,10 +239,11 @@ impl Entry {
         json!({
             "name": self.name, "config": self.config, "state": if left { "stopped" } else { &self.state },
             "doing": self.doing(running), "error": self.error, "shards": self.shards, "steps": self.losses.len(),
-            "steps_in_all": self.planned, "losses": losses, "initial_validation": self.initial,
-            "evaluations": self.evaluations, "validation": self.validation, "test": self.test,
-            "weights_sha256": self.weights_sha256, "model_dir": self.model_dir, "last_event_time": self.time,
-            "unit": self.unit, "units": self.units.iter().sum::<u64>(),
+            "steps_in_all": self.planned, "losses": losses,
+            "initial_validation": self.evaluations.initial, "evaluations": self.evaluations.periodic,
+            "validation": self.evaluations.validation, "test": self.evaluations.test,
+            "weights_sha256": self.end["weights_sha256"], "model_dir": self.end["model_dir"],
+            "last_event_time": self.time, "unit": self.unit, "units": self.units.iter().sum::<u64>(),
         })
     }
 
@@ -271,9 +255,31 @@ impl Entry {
         let trained = self.losses.len() as u64;
         Some(match self.planned {
             Some(planned) if trained >= planned && planned > 0 => "evaluating",
-            _ if trained == 0 && self.initial.is_none() => "beginning",
+            _ if trained == 0 && self.evaluations.initial.is_none() => "beginning",
             _ => "training",
         })
+    }
+}
+
+impl EvaluationResults {
+    /// Adds the result of an evaluation event after `step` minibatches.
+    fn add(&mut self, line: &Value, step: u64) {
+        let mut result = json!({ "loss": line["loss"], "predicted_tokens": line["predicted_tokens"] });
+        for key in ["perplexity", "metrics", "selected_by"] {
+            if let Some(figure) = line.get(key) {
+                result[key] = figure.clone();
+            }
+        }
+        match line["kind"].as_str() {
+            Some("initial") => self.initial = Some(result),
+            Some("periodic") => {
+                self.periodic.retain(|(at, _)| *at < step);
+                self.periodic.push((step, result));
+            }
+            Some("validation") => self.validation = Some(result),
+            Some("test") => self.test = Some(result),
+            _ => {}
+        }
     }
 }
 
