@@ -90,12 +90,13 @@ fn curve(task: &ReportTask, trained: &[f64], settings: Vec<Setting>, validated: 
     let at = |step: usize| trained.get(step).or(trained.last()).copied().unwrap_or(0.0);
     let training = task.losses.iter().enumerate();
     let training = training.map(|(step, loss)| (at(step + 1), loss.unwrap_or(f64::NAN)));
-    let initial = task.initial_validation.iter().map(|result| (0.0, result.loss));
-    let periodic = task.evaluations.iter().map(|(step, result)| (at(*step), result.loss));
+    let (results, steps) = (&task.results, task.progress.steps);
+    let initial = results.initial_validation.iter().map(|result| (0.0, result.loss));
+    let periodic = results.evaluations.iter().map(|(step, result)| (at(*step), result.loss));
     // If the best weights were restored, the final validation repeats an earlier one.
-    let last = task.validation.iter().filter(|_| task.best_step.is_none_or(|step| step == task.steps));
-    let last = last.filter(|_| task.evaluations.last().is_none_or(|(step, _)| *step < task.steps));
-    let last = last.map(|result| (at(task.steps), result.loss));
+    let last = results.validation.iter().filter(|_| task.best_step.is_none_or(|step| step == steps));
+    let last = last.filter(|_| results.evaluations.last().is_none_or(|(step, _)| *step < steps));
+    let last = last.map(|result| (at(steps), result.loss));
     let result = match task.validated() {
         Some((_, result)) => Some(*result),
         None if !validated => task.training_loss().map(Score::of_loss),

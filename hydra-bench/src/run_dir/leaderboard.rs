@@ -3,7 +3,7 @@
 use super::differences::Differences;
 use super::group::{Group, groups};
 use super::seeds;
-use super::task::{LAST, ReportTask, data, figure};
+use super::task::{LAST, ReportTask, TrainingProgress, data, figure};
 use crate::terminal::{Score, Table, thousands};
 use anyhow::{Context, Result, ensure};
 use hydra_core::ByteSize;
@@ -283,10 +283,11 @@ fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
         let shown = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
         let mut cells = vec![shown(rank.map(|rank| rank.to_string())), task.name.clone()];
         cells.extend(differences.texts(place));
+        let TrainingProgress { steps, steps_in_all, .. } = task.progress;
         cells.extend([
             shown(task.shards.map(|shards| shards.to_string())),
-            task.steps_in_all.map_or(task.steps.to_string(), |all| format!("{} of {all}", task.steps)),
-            shown(task.initial_validation.as_ref().filter(measured).map(result)),
+            steps_in_all.map_or(steps.to_string(), |all| format!("{steps} of {all}")),
+            shown(task.results.initial_validation.as_ref().filter(measured).map(result)),
         ]);
         cells.extend(unfinished.then(|| shown(task.training_loss().map(figure))));
         let validation = task.validated().map(|(step, score)| match step {
@@ -295,7 +296,7 @@ fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
         });
         cells.extend([
             shown(validation),
-            shown(task.test.as_ref().filter(measured).map(result)),
+            shown(task.results.test.as_ref().filter(measured).map(result)),
             task.state(),
         ]);
         cells.extend(forked.then(|| shown(task.forked_from())));

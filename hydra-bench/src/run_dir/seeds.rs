@@ -45,7 +45,7 @@ type FigureOf = fn(&Score) -> Option<f64>;
 
 /// The evaluations whose results are compared.
 const RESULTS: [(&str, ResultOf); 2] =
-    [("validation", |task| task.validation.as_ref()), ("test", |task| task.test.as_ref())];
+    [("validation", |task| task.results.validation.as_ref()), ("test", |task| task.results.test.as_ref())];
 /// Stands for the name of the metric that ranks the group.
 const METRIC: &str = "metric";
 /// The figures of a result.

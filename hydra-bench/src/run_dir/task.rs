@@ -13,38 +13,48 @@ pub(super) const LAST: usize = 10;
 pub(super) struct ReportTask {
     pub(super) name: String,
     /// The directory of its run, in a report of several runs.
-    #[serde(default)]
     pub(super) run: Option<String>,
     pub(super) config: Value,
     pub(super) state: String,
-    /// The current activity, in a report of a running run.
-    #[serde(default)]
-    pub(super) doing: Option<String>,
     pub(super) error: Option<String>,
     pub(super) shards: Option<usize>,
     /// The kind and number of items trained on. Missing in reports of versions without image data.
-    #[serde(default)]
     pub(super) unit: Option<String>,
     #[serde(default)]
     pub(super) units: u64,
-    pub(super) steps: usize,
-    /// Total minibatches, in a report of an unfinished run.
-    #[serde(default)]
-    pub(super) steps_in_all: Option<usize>,
+    #[serde(flatten)]
+    pub(super) progress: TrainingProgress,
     #[serde(default)]
     pub(super) losses: Vec<Option<f64>>,
-    #[serde(default)]
-    pub(super) stopped_early: bool,
-    pub(super) initial_validation: Option<Score>,
-    #[serde(default)]
-    pub(super) evaluations: Vec<(usize, Score)>,
-    pub(super) validation: Option<Score>,
-    pub(super) test: Option<Score>,
+    #[serde(flatten)]
+    pub(super) results: Results,
     pub(super) best_step: Option<usize>,
     pub(super) model_dir: Option<String>,
     /// Missing in reports of versions without optimizers on devices.
     #[serde(default)]
     pub(super) optimizer: Placement,
+}
+
+/// The progress of a task's training.
+#[derive(Debug, Deserialize)]
+pub(super) struct TrainingProgress {
+    /// The current activity, in a report of a running run.
+    doing: Option<String>,
+    pub(super) steps: usize,
+    /// Total minibatches, in a report of an unfinished run.
+    pub(super) steps_in_all: Option<usize>,
+    #[serde(default)]
+    stopped_early: bool,
+}
+
+/// The results of a task's evaluations.
+#[derive(Debug, Deserialize)]
+pub(super) struct Results {
+    pub(super) initial_validation: Option<Score>,
+    #[serde(default)]
+    pub(super) evaluations: Vec<(usize, Score)>,
+    pub(super) validation: Option<Score>,
+    pub(super) test: Option<Score>,
 }
 
 impl ReportTask {
@@ -61,16 +71,17 @@ impl ReportTask {
 
     /// Returns the measure by which it is ranked, if it was evaluated.
     pub(super) fn measure(&self) -> Option<Measure> {
-        let periodic = self.evaluations.iter().map(|(_, result)| result);
-        let others = [&self.validation, &self.initial_validation, &self.test].into_iter().flatten();
+        let Results { initial_validation, evaluations, validation, test } = &self.results;
+        let periodic = evaluations.iter().map(|(_, result)| result);
+        let others = [validation, initial_validation, test].into_iter().flatten();
         others.chain(periodic).next().map(Score::measure)
     }
 
     /// Returns its final validation, or for an unfinished task the best one so far with its minibatch.
     pub(super) fn validated(&self) -> Option<(Option<usize>, &Score)> {
         let before = |a: &&(usize, Score), b: &&(usize, Score)| a.1.cost.total_cmp(&b.1.cost);
-        let so_far = || self.evaluations.iter().min_by(before).map(|(step, result)| (Some(*step), result));
-        self.validation.as_ref().map(|result| (None, result)).or_else(so_far)
+        let so_far = || self.results.evaluations.iter().min_by(before).map(|(at, score)| (Some(*at), score));
+        self.results.validation.as_ref().map(|result| (None, result)).or_else(so_far)
     }
 
     /// Returns the mean of the finite losses among the last [`LAST`] minibatches.
@@ -97,9 +108,9 @@ impl ReportTask {
     }
 
     pub(super) fn state(&self) -> String {
-        match &self.doing {
+        match &self.progress.doing {
             Some(doing) => doing.clone(),
-            None if self.stopped_early => format!("{} early", self.state),
+            None if self.progress.stopped_early => format!("{} early", self.state),
             None => self.state.clone(),
         }
     }
