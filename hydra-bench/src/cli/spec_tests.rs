@@ -22,6 +22,7 @@ const MACHINE: Machine = Machine {
     available: MEMORY,
     limited: false,
     others: Vec::new(),
+    cpu_device_bytes: None,
 };
 const MEMORY: Option<ByteSize> = Some(ByteSize(10_000_000_000));
 

@@ -53,8 +53,6 @@ pub(crate) struct Findings {
     pub(crate) locked_memory: Option<Limit>,
     #[serde(flatten)]
     pub(crate) machine: Machine,
-    /// The memory of the default CPU device.
-    pub(crate) cpu_device_bytes: Option<ByteSize>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -124,7 +122,6 @@ impl Findings {
             vulkan_drivers: vulkan_drivers(),
             locked_memory: locked_memory(&limits),
             machine: machine.clone(),
-            cpu_device_bytes: machine.device_share(1).ok(),
             ..Self::default()
         };
         found.query_driver();

@@ -83,13 +83,13 @@ fn rows(found: &Findings) -> Vec<ReportRow> {
     }
     rows.push(row("Vulkan drivers", vulkan(found)));
     rows.push(row("locked memory", locked(found.locked_memory)));
-    let Machine { free, available, limited, cores, bf16_products, others } = &found.machine;
+    let Machine { free, available, limited, cores, bf16_products, others, cpu_device_bytes } = &found.machine;
     let limit = if *limited { "free within the limit of a control group" } else { "free" };
     let left = available.filter(|left| Some(*left) < *free);
     let left = left.map(|left| format!(", {left} not reserved by other runs")).unwrap_or_default();
     rows.push(row("host memory", size_or(*free, limit) + &left));
     rows.extend(in_one_line(others).map(|says| row("other runs", says)));
-    let (threads, memory) = (counted(*cores, "thread"), size_or(found.cpu_device_bytes, "of memory"));
+    let (threads, memory) = (counted(*cores, "thread"), size_or(*cpu_device_bytes, "of memory"));
     rows.push(row("CPU devices", format!("cpu:1 by default: {threads}, {memory}")));
     rows.push(row("bf16 products", (*bf16_products).to_owned()));
     rows
@@ -221,9 +221,9 @@ mod tests {
                 available: MEMORY,
                 cores: 2,
                 bf16_products: "emulated",
+                cpu_device_bytes: Some(ByteSize::mib(1638)),
                 ..Machine::default()
             },
-            cpu_device_bytes: Some(ByteSize::mib(1638)),
             ..Findings::default()
         }
     }

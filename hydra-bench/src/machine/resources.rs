@@ -33,6 +33,8 @@ pub(crate) struct Machine {
     /// The other runs on this machine.
     #[serde(rename = "other_runs")]
     pub(crate) others: Vec<OtherRun>,
+    /// The memory of the default CPU device.
+    pub(crate) cpu_device_bytes: Option<ByteSize>,
 }
 
 impl Machine {
@@ -48,13 +50,12 @@ impl Machine {
         let expected: Vec<(u32, ByteSize)> =
             others.iter().map(|other| (other.admitted.process, other.expected)).collect();
         let bf16_products = hydra_models::ops::bf16_products();
-        let machine = Self { cores, bf16_products, others, ..Self::default() };
-        match procfs::free(root, &expected) {
-            Some(AvailableMemory { bytes, limited, left }) => {
-                Self { free: Some(bytes), available: Some(left), limited, ..machine }
-            }
-            None => machine,
+        let mut machine = Self { cores, bf16_products, others, ..Self::default() };
+        if let Some(AvailableMemory { bytes, limited, left }) = procfs::free(root, &expected) {
+            (machine.free, machine.available, machine.limited) = (Some(bytes), Some(left), limited);
         }
+        machine.cpu_device_bytes = machine.device_share(1).ok();
+        machine
     }
 
     /// Returns the note on other runs and the memory that they leave.
