@@ -1,6 +1,7 @@
 //! `hydra export`: writes a model for other programs, with its adapters merged, in another type, in several files or as GGUF.
 
 use crate::session::export::new_directory;
+use crate::session::generation::{copy_tokenizer, own_files};
 use crate::session::model::Trained;
 use crate::session::{Environment, Model};
 use crate::settings::{AdapterSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags};
@@ -75,14 +76,28 @@ pub(crate) fn run(mut args: ExportArgs, around: &Environment) -> Result<Outcome>
     }
     model.as_trained(&adapters)?;
     tell(&model.note_of_origin(&adapters, &[0], ""));
+    let directory = model.directory().map(Path::to_owned);
+    // Merged adapters have the texts that they had with `hydra generate`.
+    let of_adapters: Vec<String> = args.adapter.iter().filter(|_| args.merge).cloned().collect();
+    let (own, note) = own_files(&of_adapters, directory.as_deref());
     if args.format == Format::Gguf {
+        if let Some(own) = own {
+            tell(&format!(
+                "note: tokenizer and chat template: those of the model, not those of `{}`, which a GGUF file does not take",
+                own.display()
+            ));
+        }
         return gguf(&args, &model, &adapters, around);
     }
     let dtype = args.dtype.and_then(GgufType::saved);
     let shard_bytes = args.max_shard_size.map_or(SHARD_BYTES, ByteSize::bytes);
     let exported = model.exported(&adapters, dtype, shard_bytes)?;
-    new_directory(&args.out, |dir| write(&exported, dir))
-        .with_context(|| format!("the model could not be exported to `{}`", args.out.display()))?;
+    note.as_deref().into_iter().for_each(tell);
+    new_directory(&args.out, |dir| {
+        write(&exported, dir)?;
+        Ok(own.map_or(Ok(()), |own| copy_tokenizer(own, dir))?)
+    })
+    .with_context(|| format!("the model could not be exported to `{}`", args.out.display()))?;
     let (files, bytes) = size(&args.out);
     let (dtype, out) = (exported.saved, args.out.display());
     around.print(&format!("exported to {out}: weights of {dtype}, {bytes} in {files} files\n"))?;
@@ -108,6 +123,10 @@ fn gguf(
 
 /// Refuses flags that do not go together.
 fn check(args: &ExportArgs) -> Result<(), Usage> {
+    if args.format == Format::Gguf && args.out.exists() {
+        let out = args.out.display();
+        return Err(Usage::new(format!("--out `{out}` exists: pass the name of a file that does not")));
+    }
     let is_file = args.out.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
     let refused = match args.format {
         Format::Safetensors if args.dtype == Some(GgufType::Q8) => {
@@ -120,7 +139,6 @@ fn check(args: &ExportArgs) -> Result<(), Usage> {
         Format::Gguf if args.max_shard_size.is_some() => {
             "--max-shard-size applies to safetensors files, and a GGUF file is one file: omit it"
         }
-        Format::Gguf if args.out.exists() => "--out exists: pass the name of a file that does not",
         Format::Safetensors if args.max_shard_size.is_some() && args.adapter.is_some() && !args.merge => {
             "--max-shard-size applies to whole models, and adapters are one file: omit it, or pass --merge"
         }

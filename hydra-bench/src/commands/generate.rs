@@ -3,7 +3,7 @@
 use crate::session::generation::{self, Asked, Continued, Request, Shown};
 use crate::session::{Environment, Model, decode_memory, note_of_memory};
 use crate::settings::{
-    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, dtypes, find_base, flags, model_help,
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, dtypes, find_base, flags, model_help, other_base,
 };
 use crate::terminal::{Outcome, Show, Usage, tell};
 use anyhow::{Result, bail};
@@ -86,6 +86,7 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
     };
     let request = Request::new(&model, &args.asked, devices.memory(), own)?;
     tell(&model.note_of_origin(&each[0], &[spec.seed], ""));
+    each.iter().skip(1).filter_map(|of| other_base(of, model.directory())).for_each(|note| tell(&note));
     note_of_own.as_deref().into_iter().for_each(tell);
     model.notes().for_each(|note| tell(&note));
     request.notes().iter().for_each(|note| tell(note));
@@ -101,15 +102,25 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
     let streamed = matches!(shown, Shown::Text);
     let on = (&devices, &spec);
     let (made, failure) = generation::generate(&mut model, &each, &request, on, around, shown)?;
-    match (&args.out, prints_lines) {
-        (Some(out), _) => super::predict::write_text(out, &lines(&made)?)?,
-        (None, true) => around.print(&lines(&made)?)?,
-        (None, false) if streamed => {}
-        (None, false) => around.print(&texts(&made))?,
+    let complete = made.iter().filter(|made| made.finish_reason.is_some()).count();
+    // A file that exists is kept if nothing was generated.
+    if made.iter().any(|made| !made.token_ids.is_empty()) {
+        match (&args.out, prints_lines) {
+            (Some(out), _) => super::predict::write_text(out, &lines(&made)?)?,
+            (None, true) => around.print(&lines(&made)?)?,
+            (None, false) if streamed => {}
+            (None, false) => around.print(&texts(&made))?,
+        }
+        if complete < made.len() {
+            let all = made.len();
+            tell(&format!(
+                "note: {complete} of {all} sequences are complete; the others have no `finish_reason`"
+            ));
+        }
     }
     match failure {
         Some(error) => Err(error),
-        None if made.iter().any(|made| made.finish_reason.is_none()) => Ok(Outcome::Interrupted),
+        None if complete < made.len() => Ok(Outcome::Interrupted),
         None => Ok(Outcome::Done),
     }
 }

@@ -1,6 +1,7 @@
 //! `hydra predict`: the rows of a file with what a model predicts for them.
 
 use super::eval::evaluated;
+use crate::session::generation::own_files;
 use crate::session::predict::Predicts;
 use crate::session::rows_out::RowFormat;
 use crate::session::{Environment, Model, decode_memory, note_of_memory};
@@ -72,6 +73,13 @@ pub(crate) fn run(mut args: PredictArgs, around: &Environment) -> Result<Outcome
     let mut model = Model::load(&spec, &decode_memory(&devices, &around.machine))?;
     let (content, predicts) = model.rows(&rows, &adapters)?;
     tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
+    let of_adapters: Vec<String> = adapters.adapter.iter().cloned().collect();
+    if let (Some(own), _) = own_files(&of_adapters, model.directory()) {
+        let own = own.display();
+        tell(&format!(
+            "note: tokenizer and chat template: those of the model, not those of `{own}`, which predictions do not use"
+        ));
+    }
     let batch = match (&predicts, args.batch) {
         (Predicts::Labels(_), batch) => batch.unwrap_or(BATCH),
         (Predicts::Tokens(_), None) => 1,
@@ -99,10 +107,22 @@ pub(crate) fn run(mut args: PredictArgs, around: &Environment) -> Result<Outcome
 /// Refuses a file that cannot be written, before the time that predictions take.
 pub(super) fn check_out(out: &Path) -> Result<(), Usage> {
     let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match out.is_dir() || !parent.is_dir() {
-        true => Err(Usage::new(format!("--out `{}` must be a file in an existing directory", out.display()))),
-        false => Ok(()),
+    match (out.is_dir() || !parent.is_dir(), out.exists() && !out.is_file()) {
+        (true, _) => {
+            Err(Usage::new(format!("--out `{}` must be a file in an existing directory", out.display())))
+        }
+        // The file is renamed into place, which would remove a pipe or a device.
+        (_, true) => Err(Usage::new(format!(
+            "--out `{}` is no regular file: omit --out to write to standard output, or pass the name of a file",
+            out.display()
+        ))),
+        _ => Ok(()),
     }
+}
+
+/// The file that a path names, through symbolic links.
+fn target(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 /// Refuses rows with a field that a prediction would replace, or whose column in a table has the name of one of its parts.
@@ -132,13 +152,13 @@ fn with_predictions(rows: &InputRows, predictions: Vec<Map<String, Value>>) -> V
 
 /// Writes a text file, which is renamed into place when it is complete.
 pub(super) fn write_text(path: &Path, text: &str) -> Result<()> {
-    let written = replace_file(path, |file| file.write_all(text.as_bytes()));
+    let written = replace_file(&target(path), |file| file.write_all(text.as_bytes()));
     written.with_context(|| format!("`{}` could not be written", path.display()))
 }
 
 /// Writes the file, which is renamed into place when it is complete.
 fn write(path: &Path, format: RowFormat, rows: &[Map<String, Value>]) -> Result<()> {
-    let written = replace_file(path, |file| {
+    let written = replace_file(&target(path), |file| {
         let mut out = BufWriter::new(file);
         format.write(rows, &mut out)?;
         out.flush()

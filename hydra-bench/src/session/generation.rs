@@ -236,6 +236,11 @@ impl Request {
                     .to_owned(),
             );
         }
+        if own.lacks_end() {
+            notes.push(format!(
+                "note: `{SETTINGS}` names no end token, so that texts end after --max-new-tokens or before a --stop text"
+            ));
+        }
         if cut > 0 {
             notes.push(format!(
                 "note: {cut} of {} sequences end before {new_tokens} new tokens, because the model has {positions} positions",
@@ -374,14 +379,11 @@ impl Reading {
     }
 }
 
-/// The directory of adapters whose tokenizer, chat template and settings of generation are used instead of the model's, as
-/// `AutoTokenizer` does, and the note on them. Several adapters share the prompts, so that they must have the same files. Where
-/// the model has the same files, its own are used: its type may change how they are read.
-pub(crate) fn own_files<'a>(
-    adapters: &'a [String],
-    model: Option<&Path>,
-) -> (Option<&'a Path>, Option<String>) {
-    const TOKENIZERS: [&str; 3] = ["tokenizer.json", "vocab.json", "vocab.txt"];
+/// Any of these files is a tokenizer.
+const TOKENIZERS: [&str; 3] = ["tokenizer.json", "vocab.json", "vocab.txt"];
+
+/// The files of the tokenizer and of the chat templates in a directory, by their names there.
+fn tokenizer_files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     const OTHERS: [&str; 5] = [
         "merges.txt",
         "tokenizer_config.json",
@@ -390,14 +392,30 @@ pub(crate) fn own_files<'a>(
         "chat_template.jinja",
     ];
     const TEMPLATES: &str = "additional_chat_templates";
-    let read = |directory: &Path| -> BTreeMap<PathBuf, Vec<u8>> {
-        let templates = std::fs::read_dir(directory.join(TEMPLATES)).into_iter().flatten().flatten();
-        let templates = templates.map(|entry| Path::new(TEMPLATES).join(entry.file_name()));
-        let names = TOKENIZERS.iter().chain(&OTHERS).map(PathBuf::from).chain(templates);
-        names
-            .filter_map(|name| std::fs::read(directory.join(&name)).ok().map(|bytes| (name, bytes)))
-            .collect()
-    };
+    let templates = std::fs::read_dir(directory.join(TEMPLATES)).into_iter().flatten().flatten();
+    let templates = templates.map(|entry| Path::new(TEMPLATES).join(entry.file_name()));
+    let names = TOKENIZERS.iter().chain(&OTHERS).map(PathBuf::from).chain(templates);
+    names.filter_map(|name| std::fs::read(directory.join(&name)).ok().map(|bytes| (name, bytes))).collect()
+}
+
+/// Replaces the tokenizer and the chat templates in a model's directory by those of another directory.
+pub(crate) fn copy_tokenizer(from: &Path, to: &Path) -> std::io::Result<()> {
+    tokenizer_files(to).into_keys().try_for_each(|name| std::fs::remove_file(to.join(name)))?;
+    tokenizer_files(from).into_iter().try_for_each(|(name, bytes)| {
+        let path = to.join(name);
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        std::fs::write(path, bytes)
+    })
+}
+
+/// The directory of adapters whose tokenizer, chat template and settings of generation are used instead of the model's, as
+/// `AutoTokenizer` does, and the note on them. Several adapters share the prompts, so that they must have the same files. Where
+/// the model has the same files, its own are used: its type may change how they are read.
+pub(crate) fn own_files<'a>(
+    adapters: &'a [String],
+    model: Option<&Path>,
+) -> (Option<&'a Path>, Option<String>) {
+    let read = tokenizer_files;
     let Some(first) = adapters.first().map(Path::new) else { return (None, None) };
     let files = read(first);
     let is_model = model.is_some_and(|model| read(model) == files);
@@ -460,7 +478,8 @@ pub(super) fn prompts_of(asked: &Asked, conventions: &Conventions) -> Result<Pro
     let render = |messages: &[Value], columns: &Map<String, Value>| -> Result<Given> {
         let lacks = || {
             Usage::new(
-                "the model has no chat template to render messages: pass prompts of plain text, without --chat",
+                "the model has no chat template to render messages: add `chat_template.jinja` to its directory, or pass prompts of plain \
+                 text, without --chat",
             )
         };
         let chat = conventions.chat.as_ref().ok_or_else(lacks)?;
@@ -598,10 +617,10 @@ const UNUSED: [(&str, &[f64]); 31] = [
 ];
 
 impl OwnSettings {
-    /// Reads `generation_config.json`, and the end tokens of `config.json` if that file names none. If there is no such file, all
-    /// settings are read from `config.json`, which is also the default of Transformers.
+    /// Reads `generation_config.json`. If there is no such file, the settings are read from `config.json`. Both as Transformers does,
+    /// which takes no end token from `config.json` if the other file names none.
     fn read(directory: Option<&Path>) -> Result<Self> {
-        let Some(directory) = directory else { return Ok(Self::default()) };
+        let Some(directory) = directory else { return Ok(Self { keys: Map::new(), of_model: true }) };
         let read = |name: &str| -> Result<Option<Map<String, Value>>> {
             let path = directory.join(name);
             match std::fs::read_to_string(&path) {
@@ -615,16 +634,13 @@ impl OwnSettings {
         let (own, model) = (read(SETTINGS)?, read("config.json")?.unwrap_or_default());
         let of_model = own.is_none();
         let known = |key: &str| USED.contains(&key) || UNUSED.iter().any(|(unused, _)| key == *unused);
-        let mut keys = own.unwrap_or_else(|| {
+        let keys = own.unwrap_or_else(|| {
             model
                 .iter()
                 .filter(|(key, _)| known(key))
                 .map(|(key, value)| (key.clone(), value.clone()))
                 .collect()
         });
-        if let Some(ends) = model.get("eos_token_id") {
-            keys.entry("eos_token_id").or_insert(ends.clone());
-        }
         Ok(Self { keys, of_model })
     }
 
@@ -640,10 +656,15 @@ impl OwnSettings {
         read(&value.to_string()).map(Some).map_err(refused)
     }
 
-    /// The tokens that end a sequence.
+    /// Whether there is a `generation_config.json` that names no end token.
+    fn lacks_end(&self) -> bool {
+        !self.of_model && self.keys.get("eos_token_id").is_none_or(Value::is_null)
+    }
+
+    /// The tokens that end a sequence, if the settings decide it.
     fn ends(&self) -> Result<Option<Vec<u32>>, Usage> {
         let Some(value) = self.keys.get("eos_token_id").filter(|value| !value.is_null()) else {
-            return Ok(None);
+            return Ok((!self.of_model).then(Vec::new));
         };
         let mut ids = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
         // A negative number is no token, so that nothing ends a sequence early.
@@ -655,7 +676,14 @@ impl OwnSettings {
 
     /// How tokens are chosen.
     fn sampling(&self, asked: &Asked) -> Result<Sampling, Usage> {
-        let samples = self.keys.get("do_sample").and_then(Value::as_bool).unwrap_or(false);
+        let samples = match self.keys.get("do_sample") {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(samples)) => *samples,
+            Some(found) => {
+                let file = self.file();
+                return Err(Usage::new(format!("`do_sample` of {file} is {found}: expected true or false")));
+            }
+        };
         let temperature = match asked.temperature {
             Some(given) => given,
             None if samples => self.checked("temperature", values::temperature)?.unwrap_or(1.0),
@@ -734,7 +762,7 @@ pub(crate) fn generate(
              more",
             ByteSize(largest),
             if adapters.len() > 1 { " for each adapter" } else { "" },
-            needed.bytes()
+            format_args!("{}B", needed.bytes())
         )));
     }
     let (host, caches) =

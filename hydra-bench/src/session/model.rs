@@ -5,7 +5,7 @@ use super::pairs::{self, PairObjective};
 use super::predict::Predicts;
 use super::splits::notes_of_model;
 use super::{origin, own};
-use crate::settings::{AdapterSettings, ModelSettings};
+use crate::settings::{AdapterSettings, ModelSettings, other_base};
 use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result, bail};
 use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
@@ -434,7 +434,8 @@ impl Model {
             self.model.files().is_empty().then(|| origin::WAY_OUT.to_owned()),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
-        parts.join("; ")
+        let other = other_base(adapters, self.model.directory()).map(|note| format!("\n{note}"));
+        parts.join("; ") + &other.unwrap_or_default()
     }
 
     /// Returns everything in the configuration that affects computation and random initialization, as JSON with sorted keys, so

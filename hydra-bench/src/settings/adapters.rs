@@ -176,6 +176,24 @@ pub(crate) fn find_base(model: &mut ModelSettings, adapter: &mut Option<String>)
     Ok(())
 }
 
+/// A note on adapters whose configuration names another base than this model's directory. Directories move, so that one of the same
+/// name is the same base where the named one is not here.
+pub(crate) fn other_base(settings: &AdapterSettings, model: Option<&Path>) -> Option<String> {
+    let (adapters, model) = (Path::new(settings.adapter.as_ref()?), model?);
+    let named = AdapterDir::base_of(adapters).ok()??;
+    let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let is_same = match local(adapters, &named) {
+        Some(base) => whole(&base) == whole(model),
+        // The cache of the Hugging Face hub has `models--org--name` for `org/name`.
+        None => {
+            Path::new(&named).file_name() == model.file_name()
+                || model.to_string_lossy().contains(&named.replace('/', "--"))
+        }
+    };
+    let adapters = adapters.display();
+    (!is_same).then(|| format!("note: `{adapters}` has adapters of another base, `{named}`"))
+}
+
 /// The weight files of a model, which a directory of adapters does not have.
 const MODEL: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 

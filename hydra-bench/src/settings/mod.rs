@@ -19,7 +19,7 @@ pub(crate) mod values;
 mod warmup;
 mod watching;
 
-pub(crate) use adapters::{AdapterSettings, classifies, find_base};
+pub(crate) use adapters::{AdapterSettings, classifies, find_base, other_base};
 pub(crate) use checkpoints::{CheckpointArg, CheckpointSettings};
 pub(crate) use devices::{DeviceSettings, policy_help};
 pub(crate) use fork::ForkSettings;

@@ -1,6 +1,6 @@
 //! Models exported for other programs: merged, in other types, in several files, as GGUF.
 
-use crate::common::{fails, hydra, json, says, text};
+use crate::common::{fails, hydra, json, noted, says, text};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -60,6 +60,31 @@ fn a_merged_model_says_what_its_adapters_say() {
     export(&["--adapter", adapter, "--merge"], &again);
     let file = |dir: &Path| fs::read(dir.join("model.safetensors")).unwrap();
     assert_eq!(file(&again), file(&merged));
+}
+
+#[test]
+fn merged_adapters_keep_their_chat_template_and_their_base_is_compared() {
+    let (_, model, adapter, _) = &*TRAINED;
+    let root = TempDir::new().unwrap();
+    let own = root.path().join("own");
+    fs::create_dir(&own).unwrap();
+    for entry in fs::read_dir(adapter).unwrap().flatten() {
+        fs::copy(entry.path(), own.join(entry.file_name())).unwrap();
+    }
+    fs::write(own.join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    let mut config = json(&own.join("adapter_config.json"));
+    config["base_model_name_or_path"] = "org/another".into();
+    fs::write(own.join("adapter_config.json"), config.to_string()).unwrap();
+    let [model, own] = [model, &own].map(|path| path.display());
+    let out = root.path().join("merged");
+    let [_, notes] =
+        noted(&format!("export --model {model} --adapter {own} --merge --out {}", out.display()));
+    for expected in ["has adapters of another base, `org/another`", "tokenizer and chat template: those of"] {
+        assert!(notes.contains(expected), "{notes}");
+    }
+    assert_eq!(fs::read_to_string(out.join("chat_template.jinja")).unwrap(), "{{ messages[0].content }}");
+    let generate = format!("generate --model {} --prompt a --chat --max-new-tokens 2 --json", out.display());
+    assert_eq!(noted(&generate)[0].lines().count(), 1);
 }
 
 #[test]

@@ -164,6 +164,7 @@ fn the_models_own_settings_are_used_or_named() {
         ("temperature", json!(-1)),
         ("top_k", json!(1.5)),
         ("eos_token_id", json!("a")),
+        ("do_sample", json!("yes")),
     ] {
         let config = json!({"do_sample": true, key: value});
         fs::write(dir.path().join("generation_config.json"), config.to_string()).unwrap();
@@ -181,6 +182,38 @@ fn the_models_own_settings_are_used_or_named() {
     assert_eq!(own, given);
     let [greedy, _] = noted(&format!("{generate} --temperature 0"));
     assert_eq!(rows(&greedy)[0]["token_ids"], json!(case["tokens"].as_array().unwrap()[..9]));
+    // As in Transformers, `config.json` ends texts only if there is no other file.
+    let mut config: Value = serde_json::from_slice(&fs::read(model.join("config.json")).unwrap()).unwrap();
+    config["eos_token_id"] = end.clone();
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    fs::write(dir.path().join("generation_config.json"), "{\"max_new_tokens\": 9}").unwrap();
+    let [whole, notes] = noted(&generate);
+    assert_eq!(rows(&whole)[0]["token_ids"], json!(case["tokens"].as_array().unwrap()[..9]));
+    assert!(notes.contains("`generation_config.json` names no end token"), "{notes}");
+    fs::remove_file(dir.path().join("generation_config.json")).unwrap();
+    let [ended, _] = noted(&format!("{generate} --max-new-tokens 9"));
+    assert_eq!(rows(&ended)[0]["token_ids"], json!(case["tokens"].as_array().unwrap()[..4]));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_is_replaced_by_what_was_generated_alone() {
+    let dir = TempDir::new().unwrap();
+    let [file, link] = ["kept.jsonl", "link.jsonl"].map(|name| dir.path().join(name));
+    let generate = |more: &str, out: &Path| {
+        format!("generate --model bytes-tiny --prompt a --max-new-tokens 3 {more} --out {}", out.display())
+    };
+    noted(&generate("", &file));
+    let kept = fs::read(&file).unwrap();
+    let refused = |command: String, status: i32, parts: &[&str]| {
+        fails(&command.split_whitespace().collect::<Vec<_>>(), status, parts);
+    };
+    refused(generate("--device-memory 64KiB", &file), 1, &["budget"]);
+    assert_eq!(fs::read(&file).unwrap(), kept);
+    refused(generate("", Path::new("/dev/full")), 2, &["`/dev/full` is no regular file", "omit --out"]);
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    noted(&generate("--seed 1", &link));
+    assert!(link.is_symlink() && fs::read(&file).unwrap() == kept);
 }
 
 #[test]

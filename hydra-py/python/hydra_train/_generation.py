@@ -21,12 +21,15 @@ def generate(prompts: Any, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise UsageError("`out` is not needed: the rows are returned", keyword="out")
     with tempfile.TemporaryDirectory() as folder:
         by_name = settings.get("prompts")
+        if prompts is not None and by_name is not None:
+            raise UsageError("prompts are given twice: pass them as the first argument or as `prompts`", keyword="prompts")
         if prompts is not None:
             settings = {**settings, "prompts": _as_path(prompts, Path(folder))}
         elif by_name is not None and not isinstance(by_name, str):
             settings = {**settings, "prompts": _as_path(by_name, Path(folder))}
         run = Run(["generate", "--json", *_keywords.arguments("generate", settings)]).wait()
-        return [json.loads(line) for line in run._running.output().splitlines()]
+        # `splitlines` would also split at characters that JSON has unescaped, such as U+2028.
+        return [json.loads(line) for line in run._running.output().split("\n") if line]
 
 
 def _as_path(prompts: Any, folder: Path) -> Path:
