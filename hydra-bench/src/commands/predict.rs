@@ -74,7 +74,10 @@ pub(crate) fn run(mut args: PredictArgs, around: &Environment) -> Result<Outcome
     let (content, predicts) = model.rows(&rows, &adapters)?;
     tell(&model.note_of_origin(&adapters, &[spec.seed], ""));
     let of_adapters: Vec<String> = adapters.adapter.iter().cloned().collect();
-    if let (Some(own), _) = own_files(&of_adapters, model.directory()) {
+    // A preset has the tokenizer that its adapters were trained with.
+    if let (Some(own), _) = own_files(&of_adapters, model.directory())
+        && model.directory().is_some()
+    {
         let own = own.display();
         tell(&format!(
             "note: tokenizer and chat template: those of the model, not those of `{own}`, which predictions do not use"

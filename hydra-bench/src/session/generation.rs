@@ -633,7 +633,9 @@ impl OwnSettings {
         };
         let (own, model) = (read(SETTINGS)?, read("config.json")?.unwrap_or_default());
         let of_model = own.is_none();
-        let known = |key: &str| USED.contains(&key) || UNUSED.iter().any(|(unused, _)| key == *unused);
+        let known = |key: &str| {
+            key == "eos_token_id" || USED.contains(&key) || UNUSED.iter().any(|(unused, _)| key == *unused)
+        };
         let keys = own.unwrap_or_else(|| {
             model
                 .iter()
