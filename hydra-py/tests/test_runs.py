@@ -277,6 +277,11 @@ def test_texts_are_generated_from_python_objects(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("ab\nxyz\n")
     by_name = hydra.generate(prompts=["xyz"], model=run.best.model_dir, max_new_tokens=5)
     assert by_name == hydra.generate(prompt="xyz", model=run.best.model_dir, max_new_tokens=5) == [made[2]]
+    # Python, unlike JSON, counts U+2028 as the end of a line.
+    (row,) = hydra.generate("a\u2028b", model=run.best.model_dir, max_new_tokens=5)
+    assert row["prompt"] == "a\u2028b"
+    with pytest.raises(hydra.UsageError, match="given twice"):
+        hydra.generate("ab", model=run.best.model_dir, prompts=["xyz"])
     from_file = hydra.generate(tmp_path / "prompts.txt", model=run.best.model_dir, max_new_tokens=5)
     assert from_file == [made[0], made[2]]
     with pytest.raises(hydra.UsageError, match="prompt 1 is a float"):
