@@ -556,6 +556,12 @@ fn is_rows(file: &Path) -> bool {
 
 /// The lines of a text file that are not blank.
 fn lines(file: &Path) -> Result<Vec<String>> {
+    if file.extension().is_some_and(|ending| ending == "gz") {
+        bail!(Usage::new(format!(
+            "`{}` is a compressed text, and only rows are read compressed: pass it uncompressed, or rows in .jsonl.gz",
+            file.display()
+        )));
+    }
     let text = std::fs::read_to_string(file)
         .with_context(|| format!("the prompts in `{}` could not be read", file.display()))?;
     let text = text.trim_start_matches('\u{FEFF}');
@@ -849,6 +855,8 @@ struct Meter {
 struct Counted {
     tokens: u64,
     most: u64,
+    /// The sequences that have a new token, and all.
+    sequences: [usize; 2],
     told: Duration,
     bar: Option<ProgressBar>,
     /// The bytes of the only text that are printed.
@@ -865,14 +873,15 @@ impl Meter {
         let bar = match &shown {
             Shown::Bar(terminal) => {
                 let style = ProgressStyle::with_template(
-                    "{bar:30} {pos}/{len} tokens, {per_sec}, at most {eta} left",
+                    "{bar:30} {pos}/{len} tokens, {msg} sequences begun, {per_sec}, at most {eta} left",
                 );
                 let bar = ProgressBar::new(most);
                 Some(terminal.add(style.map_or_else(|_| bar.clone(), |style| bar.clone().with_style(style))))
             }
             _ => None,
         };
-        let counted = Counted { tokens: 0, most, told: Duration::ZERO, bar, printed: 0 };
+        let sequences = [0, request.prompts().len() * adapters];
+        let counted = Counted { tokens: 0, most, sequences, told: Duration::ZERO, bar, printed: 0 };
         Self { shown, begun: Instant::now(), state: Mutex::new(counted) }
     }
 
@@ -885,8 +894,9 @@ impl Meter {
         move |prompt, made| {
             // A stop text is cut off, and may begin in an earlier token.
             let streams = matches!(self.shown, Shown::Text) && reading.stop.is_empty();
+            let begins = made.ids.len() == 1;
             if reading.stop.is_empty() && !streams {
-                self.count();
+                self.count(begins);
                 return false;
             }
             // A tokenizer that fails does so again at the end, where it is reported.
@@ -894,21 +904,29 @@ impl Meter {
             if streams {
                 self.print(&text);
             }
-            self.count();
+            self.count(begins);
             stops
         }
     }
 
-    fn count(&self) {
+    fn count(&self, begins: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.tokens += 1;
-        state.bar.iter().for_each(|bar| bar.inc(1));
+        state.sequences[0] += usize::from(begins);
+        let [begun, all] = state.sequences;
+        for bar in &state.bar {
+            if begins {
+                bar.set_message(format!("{begun}/{all}"));
+            }
+            bar.inc(1);
+        }
         let now = self.begun.elapsed();
         if matches!(self.shown, Shown::Lines) && now - state.told >= LINE_EVERY {
             state.told = now;
             let rate = state.tokens as f64 / now.as_secs_f64();
+            let left = state.most.saturating_sub(state.tokens) as f64 / rate;
             tell(&format!(
-                "generated {} of at most {} tokens, {rate:.1} per second",
+                "generated {} of at most {} tokens, {begun} of {all} sequences begun, {rate:.1} tokens per second, at most {left:.0} s left",
                 thousands(state.tokens as f64),
                 thousands(state.most as f64)
             ));
