@@ -914,7 +914,7 @@ impl Meter {
         state.tokens += 1;
         state.sequences[0] += usize::from(begins);
         let [begun, all] = state.sequences;
-        for bar in &state.bar {
+        if let Some(bar) = &state.bar {
             if begins {
                 bar.set_message(format!("{begun}/{all}"));
             }
