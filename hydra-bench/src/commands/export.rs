@@ -1,7 +1,7 @@
 //! `hydra export`: writes a model for other programs, with its adapters merged, in another type, in several files or as GGUF.
 
 use crate::session::export::new_directory;
-use crate::session::generation::{copy_tokenizer, own_files};
+use crate::session::generation::own_files;
 use crate::session::model::Trained;
 use crate::session::{Environment, Model};
 use crate::settings::{AdapterSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags};
@@ -13,6 +13,7 @@ use hydra_core::ByteSize;
 use hydra_models::data::DecodeMemory;
 use hydra_models::gguf::GgufType;
 use hydra_models::lora::Base;
+use hydra_models::tokenizer::replace_tokenizer;
 use hydra_models::weights::StoredWeights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,10 +77,9 @@ pub(crate) fn run(mut args: ExportArgs, around: &Environment) -> Result<Outcome>
     }
     model.as_trained(&adapters)?;
     tell(&model.note_of_origin(&adapters, &[0], ""));
-    let directory = model.directory().map(Path::to_owned);
     // Merged adapters have the texts that they had with `hydra generate`.
     let of_adapters: Vec<String> = args.adapter.iter().filter(|_| args.merge).cloned().collect();
-    let (own, note) = own_files(&of_adapters, directory.as_deref());
+    let (own, note) = own_files(&of_adapters, model.directory());
     if args.format == Format::Gguf {
         if let Some(own) = own {
             tell(&format!(
@@ -95,7 +95,7 @@ pub(crate) fn run(mut args: ExportArgs, around: &Environment) -> Result<Outcome>
     note.as_deref().into_iter().for_each(tell);
     new_directory(&args.out, |dir| {
         write(&exported, dir)?;
-        Ok(own.map_or(Ok(()), |own| copy_tokenizer(own, dir))?)
+        Ok(own.map_or(Ok(()), |own| replace_tokenizer(own, dir))?)
     })
     .with_context(|| format!("the model could not be exported to `{}`", args.out.display()))?;
     let (files, bytes) = size(&args.out);

@@ -102,7 +102,6 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
     let streamed = matches!(shown, Shown::Text);
     let on = (&devices, &spec);
     let (made, failure) = generation::generate(&mut model, &each, &request, on, around, shown)?;
-    let complete = made.iter().filter(|made| made.finish_reason.is_some()).count();
     // A file that exists is kept if nothing was generated.
     if made.iter().any(|made| !made.token_ids.is_empty()) {
         match (&args.out, prints_lines) {
@@ -111,16 +110,21 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
             (None, false) if streamed => {}
             (None, false) => around.print(&texts(&made))?,
         }
-        if complete < made.len() {
-            let all = made.len();
-            tell(&format!(
-                "note: {complete} of {all} sequences are complete; the others have no `finish_reason`"
-            ));
-        }
+    }
+    ended(&made, failure)
+}
+
+/// The outcome, with a note on sequences that have a part of their tokens.
+fn ended(made: &[Continued], failure: Option<anyhow::Error>) -> Result<Outcome> {
+    let (complete, all) = (made.iter().filter(|made| made.finish_reason.is_some()).count(), made.len());
+    if complete < all && made.iter().any(|made| !made.token_ids.is_empty()) {
+        tell(&format!(
+            "note: {complete} of {all} sequences are complete; the others have no `finish_reason`"
+        ));
     }
     match failure {
         Some(error) => Err(error),
-        None if complete < made.len() => Ok(Outcome::Interrupted),
+        None if complete < all => Ok(Outcome::Interrupted),
         None => Ok(Outcome::Done),
     }
 }

@@ -11,7 +11,7 @@ use hydra_core::ByteSize;
 use hydra_engine::{EngineError, RoundsTask, StopFlag};
 use hydra_models::data::InputRows;
 use hydra_models::generation::{Ended, Generated, KvCache, KvCacheForm, Limits, Prompt, Sampling, Sequences};
-use hydra_models::tokenizer::{Chat, Conventions, Tokenizer};
+use hydra_models::tokenizer::{Chat, Conventions, Tokenizer, tokenizer_files};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -382,32 +382,6 @@ impl Reading {
 /// Any of these files is a tokenizer.
 const TOKENIZERS: [&str; 3] = ["tokenizer.json", "vocab.json", "vocab.txt"];
 
-/// The files of the tokenizer and of the chat templates in a directory, by their names there.
-fn tokenizer_files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    const OTHERS: [&str; 5] = [
-        "merges.txt",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-    ];
-    const TEMPLATES: &str = "additional_chat_templates";
-    let templates = std::fs::read_dir(directory.join(TEMPLATES)).into_iter().flatten().flatten();
-    let templates = templates.map(|entry| Path::new(TEMPLATES).join(entry.file_name()));
-    let names = TOKENIZERS.iter().chain(&OTHERS).map(PathBuf::from).chain(templates);
-    names.filter_map(|name| std::fs::read(directory.join(&name)).ok().map(|bytes| (name, bytes))).collect()
-}
-
-/// Replaces the tokenizer and the chat templates in a model's directory by those of another directory.
-pub(crate) fn copy_tokenizer(from: &Path, to: &Path) -> std::io::Result<()> {
-    tokenizer_files(to).into_keys().try_for_each(|name| std::fs::remove_file(to.join(name)))?;
-    tokenizer_files(from).into_iter().try_for_each(|(name, bytes)| {
-        let path = to.join(name);
-        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-        std::fs::write(path, bytes)
-    })
-}
-
 /// The directory of adapters whose tokenizer, chat template and settings of generation are used instead of the model's, as
 /// `AutoTokenizer` does, and the note on them. Several adapters share the prompts, so that they must have the same files. Where
 /// the model has the same files, its own are used: its type may change how they are read.
@@ -415,7 +389,16 @@ pub(crate) fn own_files<'a>(
     adapters: &'a [String],
     model: Option<&Path>,
 ) -> (Option<&'a Path>, Option<String>) {
-    let read = tokenizer_files;
+    // The other files of SentencePiece and Tekken tokenizers have what `tokenizer.json` has.
+    let is_compared = |name: &PathBuf| {
+        name.extension().is_none_or(|ending| ending != "model") && !name.ends_with("tekken.json")
+    };
+    let read = |directory: &Path| -> BTreeMap<PathBuf, Vec<u8>> {
+        let names = tokenizer_files(directory).unwrap_or_default().into_iter().filter(is_compared);
+        names
+            .filter_map(|name| std::fs::read(directory.join(&name)).ok().map(|bytes| (name, bytes)))
+            .collect()
+    };
     let Some(first) = adapters.first().map(Path::new) else { return (None, None) };
     let files = read(first);
     let is_model = model.is_some_and(|model| read(model) == files);

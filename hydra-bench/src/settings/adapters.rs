@@ -180,6 +180,7 @@ pub(crate) fn find_base(model: &mut ModelSettings, adapter: &mut Option<String>)
 /// name is the same base where the named one is not here.
 pub(crate) fn other_base(settings: &AdapterSettings, model: Option<&Path>) -> Option<String> {
     let (adapters, model) = (Path::new(settings.adapter.as_ref()?), model?);
+    // A configuration that cannot be read ends the command where the adapters are opened.
     let named = AdapterDir::base_of(adapters).ok()??;
     let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let is_same = match local(adapters, &named) {

@@ -86,31 +86,52 @@ pub(crate) fn tokenizer_json(
     }
 }
 
+/// The names of the tokenizer and chat template files that a directory has, relative to it.
+///
+/// # Errors
+/// A directory of chat templates that cannot be read.
+pub fn tokenizer_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let is_there = |name: &PathBuf| directory.join(name).is_file();
+    let mut names: Vec<PathBuf> = FILES.iter().map(PathBuf::from).filter(is_there).collect();
+    let templates = directory.join(TEMPLATES);
+    if templates.is_dir() {
+        for entry in fs::read_dir(templates)? {
+            let name = Path::new(TEMPLATES).join(entry?.file_name());
+            names.extend(name.extension().is_some_and(|ending| ending == "jinja").then_some(name));
+        }
+    }
+    Ok(names)
+}
+
 /// Copies the existing tokenizer and chat template files of a directory.
 ///
 /// # Errors
 /// A file that cannot be read or written.
 pub(crate) fn copy_tokenizer(source: &Path, dir: &Path) -> Result<(), WeightError> {
-    copy_files(source, dir, &FILES)?;
-    let (from, to) = (source.join(TEMPLATES), dir.join(TEMPLATES));
-    if from.is_dir() {
-        fs::create_dir_all(&to).map_err(|e| failed(&to, e))?;
-        let entries = fs::read_dir(&from).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        let entries = entries.map_err(|e| failed(&to, e))?;
-        let names: Vec<String> =
-            entries.iter().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        let names: Vec<&str> =
-            names.iter().map(String::as_str).filter(|name| name.ends_with(".jinja")).collect();
-        copy_files(&from, &to, &names)?;
+    let names = tokenizer_files(source).map_err(|e| failed(source, e))?;
+    if names.iter().any(|name| name.starts_with(TEMPLATES)) {
+        let templates = dir.join(TEMPLATES);
+        fs::create_dir_all(&templates).map_err(|e| failed(&templates, e))?;
     }
-    Ok(())
+    copy_files(source, dir, &names)
+}
+
+/// Replaces the tokenizer and chat template files of a model's directory by those of another directory.
+///
+/// # Errors
+/// A file that cannot be read, written or removed.
+pub fn replace_tokenizer(source: &Path, dir: &Path) -> Result<(), WeightError> {
+    let old = tokenizer_files(dir).map_err(|e| failed(dir, e))?;
+    let remove = |path: PathBuf| fs::remove_file(&path).map_err(|e| failed(&path, e));
+    old.iter().map(|name| dir.join(name)).try_for_each(remove)?;
+    copy_tokenizer(source, dir)
 }
 
 /// Copies these files of a directory, if they exist.
 ///
 /// # Errors
 /// A file that cannot be read or written.
-pub(crate) fn copy_files(source: &Path, dir: &Path, names: &[&str]) -> Result<(), WeightError> {
+pub(crate) fn copy_files(source: &Path, dir: &Path, names: &[impl AsRef<Path>]) -> Result<(), WeightError> {
     for name in names {
         let (from, to) = (source.join(name), dir.join(name));
         if from.is_file() && !same_file(&from, &to) {

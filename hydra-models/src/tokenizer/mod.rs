@@ -22,7 +22,7 @@ pub use chat::{Chat, ChatTemplate, Rendered};
 pub use conventions::Conventions;
 pub(crate) use conventions::{special_tokens, templates};
 pub use error::TokenizerError;
-pub use files::TokenizerWriter;
+pub use files::{TokenizerWriter, replace_tokenizer, tokenizer_files};
 pub(crate) use files::{copy_files, copy_tokenizer, tokenizer_json};
 pub use gpt2::GPT2_VOCAB;
 pub use huggingface::HuggingFaceTokenizer;
