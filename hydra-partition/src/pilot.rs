@@ -4,9 +4,9 @@ use crate::PartitionError;
 use burn::tensor::Device;
 use bytes::Bytes;
 use hydra_core::{
-    Activation, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor, FloatType,
-    HostActivation, HostTensor, Layer, Measured, MemoryProbe, Pass, WeightError, backward_range, finish,
-    forward_range, panic_message, promote_layers, vector_jacobian,
+    Activation, AnyTensor, BackwardFrom, Batch, Chain, DeviceBytes, DeviceError, DeviceId, DeviceTensor,
+    FloatType, HostActivation, HostTensor, Layer, Measured, MemoryProbe, Pass, WeightError, backward_range,
+    finish, forward_range, panic_message, promote_layers, vector_jacobian,
 };
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -367,10 +367,15 @@ impl Staged<'_> {
     fn forward(&self, repetitions: Repetitions) -> Ran {
         let wrapped = || (self.layers(false), self.input(), self.pass());
         let ((layers, x, pass), wrapping_bytes) = self.meter.left_by(wrapped);
-        let forward = || forward_range(&layers, self.range.start, x.clone(), &pass);
-        let before = (repetitions != Repetitions::Plain).then(|| digest(&forward().into_host()));
+        let forward = || -> Vec<DeviceTensor> {
+            let y = forward_range(&layers, self.range.start, x.clone(), &pass);
+            y.into_parts().into_iter().map(AnyTensor::into_device_tensor).collect()
+        };
+        let to_host = |y: &[DeviceTensor]| Activation::from_device_tensors(y, &self.meter.device).into_host();
+        let before = (repetitions != Repetitions::Plain).then(|| digest(&to_host(&forward())));
         let (y, mut forward_peak, first_s) = self.meter.watch(forward);
-        let output = y.into_host();
+        let output = to_host(&y);
+        drop(y);
         // Threads split their work differently each time, and thereby their workspace.
         let mut again = || {
             let (_, peak, seconds) = self.meter.watch(forward);
@@ -428,9 +433,10 @@ impl Staged<'_> {
         let wrapped = || (self.layers(true), self.input(), self.pass(), self.from(upstream));
         let ((layers, x, pass, from), wrapping) = self.meter.left_by(wrapped);
         let first = self.range.start;
-        let run = || backward_range(layers, first, x, from, &pass, self.input_gradients);
-        let (done, peak, seconds) = self.meter.watch(run);
-        done.assert_computed();
+        let run =
+            || backward_range(layers, first, x, from, &pass, self.input_gradients).into_device_tensors();
+        let (made, peak, seconds) = self.meter.watch(run);
+        self.meter.finish(&made);
         RanBack { peak, held: 0, seconds, wrapping }
     }
 
@@ -480,28 +486,28 @@ struct Meter<'a> {
 impl Meter<'_> {
     /// Returns the result, the peak beyond the bytes in use before, and the seconds.
     fn watch<T>(&self, work: impl FnOnce() -> T) -> (T, u64, f64) {
-        self.finish();
+        self.finish(&[]);
         self.probe.reset_peak(self.id);
         let before = self.probe.in_use(self.id);
         let start = Instant::now();
         let result = work();
-        self.finish();
+        self.finish(&[]);
         let seconds = start.elapsed().as_secs_f64();
         (result, self.probe.peak(self.id).saturating_sub(before), seconds)
     }
 
     /// Returns the result and the increase of the bytes in use.
     fn left_by<T>(&self, work: impl FnOnce() -> T) -> (T, u64) {
-        self.finish();
+        self.finish(&[]);
         let before = self.probe.in_use(self.id);
         let result = work();
-        self.finish();
+        self.finish(&[]);
         (result, self.probe.in_use(self.id).saturating_sub(before))
     }
 
-    /// Waits for the device's pending work.
-    fn finish(&self) {
-        finish(&self.device, &[]).unwrap_or_else(|error| panic_any(error));
+    /// Waits for the device's pending work, and checks that it computed `made`.
+    fn finish(&self, made: &[DeviceTensor]) {
+        finish(&self.device, &made.iter().collect::<Vec<_>>()).unwrap_or_else(|error| panic_any(error));
     }
 }
 

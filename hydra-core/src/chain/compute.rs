@@ -4,7 +4,7 @@
 //! Everything runs on the *autodiff* device, tracked or not: Burn's plain device fuses some ops that its
 //! autodiff device decomposes, and the results differ in the last bits.
 
-use crate::{Activation, AnyTensor, Chain, DeviceBytes, Layer, Pass, vector_jacobian};
+use crate::{Activation, AnyTensor, Chain, DeviceBytes, DeviceTensor, Layer, Pass, vector_jacobian};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::ops::Range;
 
@@ -37,13 +37,11 @@ pub struct ShardBackward {
 }
 
 impl ShardBackward {
-    /// Checks that the device computed every tensor. A CPU device computes synchronously.
-    ///
-    /// # Panics
-    /// With a [`DeviceError`](crate::DeviceError) if a tensor could not be computed.
-    pub fn assert_computed(&self) {
-        #[cfg(feature = "cube")]
-        crate::cube::assert_computed(self.inputs.iter().chain(self.layers.iter().flatten()).flatten());
+    /// Returns all gradients, each in memory of its own in row-major order. A gradient that is a view, such as a
+    /// transpose, is copied there, which takes its size once more until the view is freed.
+    pub fn into_device_tensors(self) -> Vec<DeviceTensor> {
+        let gradients = self.inputs.into_iter().chain(self.layers.into_iter().flatten()).flatten();
+        gradients.map(AnyTensor::into_device_tensor).collect()
     }
 }
 

@@ -264,12 +264,6 @@ pub(crate) fn read(tensor: &AnyTensor) -> Option<Result<HostTensor, DeviceError>
     Some(bytes.map(|bytes| HostTensor::view(bytes, tensor.shape, tensor.dtype)))
 }
 
-/// Panics with the device's error if one of these tensors could not be computed.
-pub(crate) fn assert_computed<'a>(tensors: impl Iterator<Item = &'a AnyTensor>) {
-    let made: Vec<DeviceTensor> = tensors.filter_map(device_tensor).collect();
-    check(&made.iter().collect::<Vec<_>>()).unwrap_or_else(|error| std::panic::panic_any(error));
-}
-
 /// Converts a failure that CubeCL reports.
 pub fn from_server_error(error: ServerError) -> DeviceError {
     match out_of_memory(&error) {
