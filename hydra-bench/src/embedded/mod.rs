@@ -64,7 +64,7 @@ pub fn start(
     let of_thread = running.clone();
     // The name keeps the panic hook quiet: a panic is an error of this command.
     let thread = std::thread::Builder::new().name("hydra-command".to_owned()).stack_size(STACK);
-    let own: Vec<Registered> = own.into_iter().map(Registered::new).collect();
+    let own: Vec<Arc<OwnModel>> = own.into_iter().collect();
     thread.spawn(move || of_thread.run(cli, own)).map_err(|error| Failure::of_thread(&error))?;
     Ok(running)
 }
@@ -103,7 +103,8 @@ pub fn spec(
 const STACK: usize = 8 << 20;
 
 impl Running {
-    fn run(&self, cli: Cli, own: Vec<Registered>) {
+    fn run(&self, cli: Cli, own: Vec<Arc<OwnModel>>) {
+        let own: Vec<Registered> = own.into_iter().map(Registered::new).collect();
         let around = Environment::look(Show::Nothing).inside(self.control.clone());
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {

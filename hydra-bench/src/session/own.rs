@@ -9,6 +9,7 @@ use hydra_core::FloatType;
 use hydra_models::data::{Content, LossOn};
 use hydra_models::family::Model;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// A model with its data. The names are those of `--model` and `--data`, and both begin with `torch:`.
 pub struct OwnModel {
@@ -22,14 +23,15 @@ pub struct OwnModel {
     pub splits: [Option<Arc<dyn Content>>; 3],
 }
 
-static MODELS: Mutex<Vec<Arc<OwnModel>>> = Mutex::new(Vec::new());
+/// The models of running commands, each with the thread of its command.
+static MODELS: Mutex<Vec<(ThreadId, Arc<OwnModel>)>> = Mutex::new(Vec::new());
 
-/// A model that commands find while this exists.
+/// A model that the command on this thread finds while this exists.
 pub(crate) struct Registered(Arc<OwnModel>);
 
 impl Registered {
     pub(crate) fn new(model: Arc<OwnModel>) -> Self {
-        models().push(Arc::clone(&model));
+        models().push((thread::current().id(), Arc::clone(&model)));
         Self(model)
     }
 }
@@ -37,30 +39,33 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         let mut models = models();
-        if let Some(at) = models.iter().position(|model| Arc::ptr_eq(model, &self.0)) {
+        if let Some(at) = models.iter().position(|(_, model)| Arc::ptr_eq(model, &self.0)) {
             models.remove(at);
         }
     }
 }
 
-fn models() -> std::sync::MutexGuard<'static, Vec<Arc<OwnModel>>> {
+fn models() -> std::sync::MutexGuard<'static, Vec<(ThreadId, Arc<OwnModel>)>> {
     MODELS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the embedding program's model of these settings, or `None` if they name another kind of model.
 ///
 /// # Errors
-/// A name of such a model or of such data that no program has brought, and settings that do not apply to them.
+/// A name of such a model or of such data that no program has brought, or that several other commands have brought, and settings
+/// that do not apply to them.
 pub(super) fn find(spec: &ModelSettings) -> Result<Option<Arc<OwnModel>>, Usage> {
     let (model, data) = (spec.name(), spec.text());
     if !is_own(model) && !is_own(data) {
         return Ok(None);
     }
     let models = models();
-    let found = models.iter().find(|own| own.model == model && own.data == data).cloned();
-    let Some(found) = found else {
+    // Equal names do not mean equal models: a name has what can be read of a module and of the data, which is not all.
+    let named = || models.iter().filter(|(_, own)| own.model == model && own.data == data);
+    let of_command = named().find(|(thread, _)| *thread == thread::current().id());
+    let Some((_, found)) = of_command.or_else(|| named().next()).cloned() else {
         let mut known: Vec<String> =
-            models.iter().map(|own| format!("`{}` with `{}`", own.model, own.data)).collect();
+            models.iter().map(|(_, own)| format!("`{}` with `{}`", own.model, own.data)).collect();
         known.dedup();
         let known = if known.is_empty() {
             "this program has none".to_owned()
@@ -72,6 +77,11 @@ pub(super) fn find(spec: &ModelSettings) -> Result<Option<Arc<OwnModel>>, Usage>
              same modules, initial weights and data: hydra_train.resume(dir, model=chain, data=dataset)"
         )));
     };
+    if of_command.is_none() && named().count() > 1 {
+        return Err(Usage::new(format!(
+            "several commands of this program use a model named `{model}`: start one when the other has ended"
+        )));
+    }
     check(spec)?;
     Ok(Some(found))
 }
@@ -134,6 +144,24 @@ mod tests {
         assert!(found("torch:a", "torch:rows").unwrap(), "another command has it");
         drop(second);
         assert!(found("torch:a", "torch:rows").is_err());
+    }
+
+    #[test]
+    fn commands_with_equal_names_find_their_own_models() {
+        let settings = settings("torch:same", "torch:rows");
+        let found = |own: Arc<OwnModel>| {
+            let _registered = Registered::new(own.clone());
+            Arc::ptr_eq(&find(&settings).unwrap().unwrap(), &own)
+        };
+        let first = own("torch:same");
+        let _registered = Registered::new(first.clone());
+        thread::scope(|scope| {
+            assert!(scope.spawn(|| found(own("torch:same"))).join().unwrap());
+            let _other = scope.spawn(|| Registered::new(own("torch:same"))).join().unwrap();
+            assert!(Arc::ptr_eq(&find(&settings).unwrap().unwrap(), &first));
+            let error = scope.spawn(|| find(&settings).err().unwrap().to_string()).join().unwrap();
+            assert!(error.contains("several commands"), "{error}");
+        });
     }
 
     #[test]
