@@ -1,7 +1,8 @@
 //! `hydra eval`: the loss of a model on a split of its data, with its perplexity or metrics.
 
 use crate::session::{
-    Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator, score_with_base,
+    Both, Environment, Model, decode_memory, evaluating, note_of_cuts, note_of_decoding, note_of_memory,
+    score_with_base,
 };
 use crate::settings::{
     AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, find_base, flags, values,
@@ -100,7 +101,7 @@ fn score(
         .into());
     }
     tell("scoring the answers with the reference: the model without the adapters");
-    let orchestrator = orchestrator(devices, spec.dtype, spec.seed, &around.showing(Show::Nothing))?;
+    let orchestrator = evaluating(devices, spec.dtype, spec.seed, &around.showing(Show::Nothing))?;
     score_with_base(orchestrator, model, adapters, pairs, batch, spec.seed)
 }
 
@@ -121,9 +122,9 @@ pub(super) fn evaluated(
     (name, kept): (&str, ByteSize),
     (chain, data, batch): (Arc<Chain>, Arc<dyn Content>, usize),
 ) -> Result<Evaluation> {
-    let mut orchestrator = orchestrator(devices, spec.dtype, spec.seed, around)?;
+    let mut orchestrator = evaluating(devices, spec.dtype, spec.seed, around)?;
     orchestrator.keep_host_memory(kept);
-    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
+    note_of_decoding(kept).into_iter().chain(note_of_cuts(devices)).for_each(|note| tell(&note));
     let orchestrator = match &around.control {
         Some(control) => orchestrator.stop_flag(control.stop_flag()),
         None => orchestrator,

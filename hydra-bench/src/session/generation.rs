@@ -1,7 +1,7 @@
 //! Generation: the prompts and settings of a request, and their continuations by a model with each of several adapters.
 
 use super::model::Model;
-use super::orchestrator::{Both, Environment, orchestrator, share_of_host_memory};
+use super::orchestrator::{Both, Environment, evaluating, share_of_host_memory};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, values};
 use crate::terminal::{Show, Usage, tell, thousands};
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -784,7 +784,7 @@ pub(crate) fn generate(
         data.push(sequences);
     }
     let quiet = around.showing(Show::Nothing);
-    let orchestrator = orchestrator(devices, spec.dtype, spec.seed, &quiet)?;
+    let orchestrator = evaluating(devices, spec.dtype, spec.seed, &quiet)?;
     let stop: StopFlag = around.stop_flag()?;
     around.print_note_of_others();
     let registrar = around.registrar(devices, "hydra generate");

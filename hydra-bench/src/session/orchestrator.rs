@@ -240,6 +240,23 @@ pub(crate) fn orchestrator(
     Ok(orchestrator)
 }
 
+/// Returns an [`orchestrator`] of evaluations, with the cut-points and the replicas of the spec.
+pub(crate) fn evaluating(
+    spec: &DeviceSettings,
+    dtype: FloatType,
+    seed: u64,
+    around: &Environment,
+) -> Result<Orchestrator> {
+    let mut orchestrator = orchestrator(spec, dtype, seed, around)?;
+    if let Some(cuts) = &spec.cuts {
+        orchestrator = orchestrator.evaluation_cuts(cuts.clone());
+    }
+    if let Some(most) = spec.replicas {
+        orchestrator = orchestrator.evaluation_devices(most);
+    }
+    Ok(orchestrator)
+}
+
 /// Admits a run. A refusal for lack of memory includes the suggestions of `ways_out` and the runs that hold the rest of the
 /// memory.
 pub(crate) fn admit(

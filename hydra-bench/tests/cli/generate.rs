@@ -98,9 +98,7 @@ fn bits_depend_neither_on_cuts_nor_on_devices_nor_on_company() {
         let some: Vec<Value> = [4, 20, 11].map(|at: usize| cases[at].clone()).into();
         let sampled = format!("--max-new-tokens 12 --temperature 1.2 --top-k 20 --top-p 0.9 --seed 3 {more}");
         let all = generate(model, &prompts(&dir, &json!(cases)), &format!("{sampled} {WHOLE}"));
-        for devices in
-            [CUT, "--devices cpu:2x1 --device-memory 64MiB --cache-memory 64KiB --microbatch-group 1"]
-        {
+        for devices in [CUT, "--devices cpu:2x1 --device-memory 64MiB --cache-memory 64KiB --cuts 1"] {
             let found = generate(model, &prompts(&dir, &json!(cases)), &format!("{sampled} {devices}"));
             assert_eq!(found, all, "{model} {devices}");
         }

@@ -74,7 +74,7 @@ fn classes_have_probabilities_and_the_bits_of_any_cut() {
     let of = |flags: &str| noted(&format!("predict --data {} {flags}", data.display()), &base)[0].clone();
     let whole = of(WHOLE);
     assert_eq!(of(CUT), whole);
-    assert_eq!(of(&format!("{CUT} --microbatch-group 3 --host-memory 256MiB")), whole);
+    assert_eq!(of(&format!("{CUT} --replicas 1 --host-memory 256MiB")), whole);
     let found = rows(&whole);
     assert_eq!(found.len(), 60);
     for (at, row) in found.iter().enumerate() {
@@ -162,7 +162,7 @@ fn texts_have_the_log_probability_that_an_evaluation_sums() {
     let (root, model, data) = &*LANGUAGE;
     let [whole, said] = predict(model, data, WHOLE);
     assert_eq!(said, "");
-    for flags in [CUT, "--devices cpu:2x1 --device-memory 64MiB --cuts 3 --microbatch-group 4"] {
+    for flags in [CUT, "--devices cpu:2x1 --device-memory 64MiB --cuts 3"] {
         assert_eq!(predict(model, data, flags)[0], whole);
     }
     let found = rows(&whole);
@@ -212,6 +212,7 @@ fn what_cannot_be_predicted_is_refused_by_name() {
     refused(&["--data", data, "--out", "x.txt"], 2, &["--out `x.txt`", "FILE.jsonl"]);
     refused(&["--data", data, "--batch", "4"], 2, &["--batch applies to classifiers"]);
     refused(&["--data", data, "--pack"], 2, &["--pack", "omit it"]);
+    refused(&["--data", data, "--cuts", "99"], 1, &["cut"]);
     let wrong = file("wrong.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n");
     refused(&["--data", &wrong], 1, &["line 2 of `", "wrong.jsonl", "`text` must be text"]);
     let taken = file("taken.jsonl", "{\"text\": \"a\", \"logprob\": 1}\n");
