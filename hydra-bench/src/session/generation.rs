@@ -68,9 +68,9 @@ pub(crate) struct Asked {
     /// Number of samples of each prompt
     #[arg(long, value_name = "N", default_value = "1", value_parser = values::samples, allow_hyphen_values = true)]
     samples: usize,
-    /// Seed of the draws
-    #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
-    seed: u64,
+    /// Seed of the draws [default: 0]
+    #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
+    seed: Option<u64>,
     /// A text that ends a sequence, which is cut off before it; several are given by several flags
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
@@ -93,7 +93,7 @@ impl Asked {
             top_p: None,
             repetition_penalty: Some(1.0),
             samples: 1,
-            seed: 0,
+            seed: None,
             stop: Vec::new(),
             cache_memory: None,
         }
@@ -240,6 +240,9 @@ impl Request {
             notes.push(format!(
                 "note: `{SETTINGS}` names no end token, so that texts end after --max-new-tokens or before a --stop text"
             ));
+        }
+        if sampling.temperature == 0.0 && asked.seed.is_some() {
+            notes.push("note: --seed is not used: a temperature of 0 takes the most likely token".to_owned());
         }
         if cut > 0 {
             notes.push(format!(
@@ -695,14 +698,14 @@ impl OwnSettings {
                     "all samples of the most likely tokens are equal: pass --temperature 1 too, or omit --samples",
                 ));
             }
-            return Ok(Sampling { repetition_penalty, seed: asked.seed, ..Sampling::default() });
+            return Ok(Sampling { repetition_penalty, ..Sampling::default() });
         }
         Ok(Sampling {
             temperature,
             top_k: asked.top_k.or(self.checked("top_k", values::top_k)?).unwrap_or(TOP_K),
             top_p: asked.top_p.or(self.checked("top_p", values::share)?).unwrap_or(1.0),
             repetition_penalty,
-            seed: asked.seed,
+            seed: asked.seed.unwrap_or_default(),
         })
     }
 

@@ -271,6 +271,19 @@ fn weights_that_are_not_finite_are_named() {
 }
 
 #[test]
+fn flags_that_change_nothing_are_named() {
+    let generate = "generate --model bytes-llama-tiny --prompt ab --max-new-tokens 3 --json";
+    let [plain, said] = noted(generate);
+    assert_eq!(said, "");
+    let [given, said] =
+        noted(&format!("{generate} --seed 3 --optimizer-placement host --microbatch-group 2"));
+    assert_eq!(given, plain);
+    let unused = "note: hydra generate does not use --optimizer-placement, --microbatch-group\n";
+    let seed = "note: --seed is not used: a temperature of 0 takes the most likely token\n";
+    assert_eq!(said, format!("{unused}{seed}"));
+}
+
+#[test]
 fn bad_requests_are_refused() {
     let dir = TempDir::new().unwrap();
     let refused = |command: &str, parts: &[&str]| {

@@ -195,6 +195,17 @@ fn texts_have_the_log_probability_that_an_evaluation_sums() {
 }
 
 #[test]
+fn flags_of_training_are_named_and_change_nothing() {
+    let (_, model, data) = &*LANGUAGE;
+    let [plain, said] = predict(model, data, WHOLE);
+    assert_eq!(said, "");
+    let training = "--train last:1 --dropout 0.5 --microbatch-group 4 --policy fifo";
+    let [printed, said] = predict(model, data, &format!("{WHOLE} {training}"));
+    assert_eq!(printed, plain);
+    assert_eq!(said, "note: hydra predict does not use --train, --dropout, --microbatch-group, --policy\n");
+}
+
+#[test]
 fn what_cannot_be_predicted_is_refused_by_name() {
     let (root, model, data) = &*LANGUAGE;
     let file = |name: &str, text: &str| {
