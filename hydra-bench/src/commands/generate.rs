@@ -66,6 +66,11 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
     if args.adapter.is_empty() {
         args.adapter.extend(first);
     }
+    if let Some((_, twice)) =
+        args.adapter.iter().enumerate().find(|(at, adapter)| args.adapter[..*at].contains(adapter))
+    {
+        bail!(Usage::new(format!("--adapter `{twice}` is given twice; give each directory once")));
+    }
     if args.base.is_some() && args.adapter.is_empty() {
         bail!(Usage::new(
             "--base quantizes the model below adapters: pass --adapter DIR too, or omit --base"

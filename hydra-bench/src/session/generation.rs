@@ -1,7 +1,7 @@
 //! Generation: the prompts and settings of a request, and their continuations by a model with each of several adapters.
 
 use super::model::Model;
-use super::orchestrator::{Both, Environment, evaluating, share_of_host_memory};
+use super::orchestrator::{Both, Environment, evaluating, share_of_host_memory, without_task};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, values};
 use crate::terminal::{Show, Usage, tell, thousands};
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -772,14 +772,14 @@ pub(crate) fn generate(
     let meter = Arc::new(Meter::new(request, adapters.len(), shown));
     let mut tasks = Vec::new();
     let mut data = Vec::new();
-    for (at, adapters) in adapters.iter().enumerate() {
+    for adapters in adapters {
         model.tell_adapters(adapters)?;
         let on_token = meter.clone().on_token(request);
         let (cache, sequences) = request.sequences(model, cache_bytes, on_token)?;
         let sequences = Arc::new(sequences);
         let chain = model.generating((adapters, None), cache, &sequences)?;
         tasks.push(RoundsTask {
-            name: format!("generate-{at}"),
+            name: adapters.or_model(spec.name()).to_owned(),
             chain,
             data: sequences.clone(),
             seed: spec.seed,
@@ -796,7 +796,7 @@ pub(crate) fn generate(
     let (promoted, failure) = match done {
         Ok(report) => (Some(ByteSize(report.transfers.parameter_bytes)), None),
         Err(EngineError::Stopped) => (None, None),
-        Err(error) => (None, Some(explained(error))),
+        Err(error) => (None, Some(explained(error, spec.name()))),
     };
     let mut made = Vec::new();
     for (adapters, data) in adapters.iter().zip(data) {
@@ -819,16 +819,17 @@ pub(crate) fn generate(
     Ok((made, failure))
 }
 
-/// The error of a generation that failed.
-fn explained(error: EngineError) -> anyhow::Error {
-    if let EngineError::Failed { source, .. } = &error
+/// The error of a generation that failed. Tasks have the names of their adapters, or of the model.
+fn explained(error: EngineError, model: &str) -> anyhow::Error {
+    if let EngineError::Failed { task, source } = &error
         && let EngineError::BadLoss { .. } = **source
     {
         return anyhow!(
-            "the model gives logits that are not finite: check its weights, or pass another --dtype"
+            "`{task}` gives logits that are not finite: check its weights, or pass another --dtype"
         );
     }
-    anyhow::Error::from(error).context("the texts could not be generated")
+    let (task, cause) = without_task(error);
+    cause.context(format!("`{}` could not generate texts", task.as_deref().unwrap_or(model)))
 }
 
 /// Shows the progress of all sequences.

@@ -257,6 +257,15 @@ pub(crate) fn evaluating(
     Ok(orchestrator)
 }
 
+/// Returns the cause of an error, without the task of an evaluation, which the user has not named, and the task's name.
+pub(crate) fn without_task(error: EngineError) -> (Option<String>, anyhow::Error) {
+    match error {
+        EngineError::Task { task, source } => (Some(task), anyhow::Error::new(*source)),
+        EngineError::Failed { task, source } => (Some(task), anyhow::Error::new(source)),
+        error => (None, anyhow::Error::new(error)),
+    }
+}
+
 /// Admits a run. A refusal for lack of memory includes the suggestions of `ways_out` and the runs that hold the rest of the
 /// memory.
 pub(crate) fn admit(

@@ -206,7 +206,8 @@ fn a_file_is_replaced_by_what_was_generated_alone() {
     let refused = |command: String, status: i32, parts: &[&str]| {
         fails(&command.split_whitespace().collect::<Vec<_>>(), status, parts);
     };
-    refused(generate("--device-memory 64KiB", &file), 1, &["budget"]);
+    let parts = ["error: `bytes-tiny` could not generate texts\n  caused by: layer `", "budget"];
+    refused(generate("--device-memory 64KiB", &file), 1, &parts);
     assert_eq!(fs::read(&file).unwrap(), kept);
     refused(generate("", Path::new("/dev/full")), 2, &["`/dev/full` is no regular file", "omit --out"]);
     std::os::unix::fs::symlink(&file, &link).unwrap();
@@ -330,6 +331,24 @@ fn bad_requests_are_refused() {
         format!("generate --model {} --prompts {} --stop x", fixture("qwen2").display(), file.display());
     refused(&lacks, &["--stop compares texts", "has no tokenizer"]);
     let adapter = fixture("llama/adapter");
+    let of_adapter = |more: &str| {
+        format!(
+            "generate --model {} --prompts {} {more} --adapter {}",
+            fixture("llama").display(),
+            file.display(),
+            adapter.display()
+        )
+    };
+    fs::write(&file, json!({"input_ids": [1, 2]}).to_string()).unwrap();
+    let small = of_adapter("--device-memory 64KiB");
+    let output = crate::common::hydra(&small.split_whitespace().collect::<Vec<_>>()).output().unwrap();
+    let could_not = format!("error: `{}` could not generate texts\n  caused by: layer `", adapter.display());
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(err.contains(&could_not), "{err}");
+    refused(
+        &format!("{},{}", of_adapter(""), adapter.display()),
+        &["is given twice; give each directory once"],
+    );
     let command = format!(
         "generate --model bytes-llama-tiny --prompt a --max-new-tokens 9 --adapter {}",
         adapter.display()

@@ -224,6 +224,9 @@ fn what_cannot_be_predicted_is_refused_by_name() {
     refused(&["--data", data, "--batch", "4"], 2, &["--batch applies to classifiers"]);
     refused(&["--data", data, "--pack"], 2, &["--pack", "omit it"]);
     refused(&["--data", data, "--cuts", "99"], 1, &["cut"]);
+    let small = ["predict", "--model", model, "--data", data, "--device-memory", "64KiB"];
+    let err = text(&hydra(&small).output().unwrap().stderr);
+    assert!(err.contains(&format!("error: `{model}` could not be evaluated\n  caused by: layer `")), "{err}");
     let wrong = file("wrong.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n");
     refused(&["--data", &wrong], 1, &["line 2 of `", "wrong.jsonl", "`text` must be text"]);
     let taken = file("taken.jsonl", "{\"text\": \"a\", \"logprob\": 1}\n");
