@@ -37,6 +37,9 @@ pub struct Orchestrator {
     run: RunSettings,
     tasks: Vec<TrainTask>,
     shapes: Vec<TrainTask>,
+    /// The cut-points of evaluations, and the most devices that compute one at a time.
+    cuts: Option<Vec<usize>>,
+    most_devices: Option<usize>,
 }
 
 impl std::fmt::Debug for Orchestrator {
@@ -55,8 +58,9 @@ impl Orchestrator {
     /// # Errors
     /// [`EngineError::NoDevice`] if there is none, and [`EngineError::MixedDevices`] if they are of different kinds.
     pub fn new(devices: Vec<DeviceSpec>) -> Result<Self, EngineError> {
-        let admission = AdmissionSettings::new(devices)?;
-        Ok(Self { admission, run: RunSettings::default(), tasks: Vec::new(), shapes: Vec::new() })
+        let (admission, run) = (AdmissionSettings::new(devices)?, RunSettings::default());
+        let (tasks, shapes) = (Vec::new(), Vec::new());
+        Ok(Self { admission, run, tasks, shapes, cuts: None, most_devices: None })
     }
 
     /// Sets the host memory for masters, optimizer state, gradients and boundary activations.
@@ -222,6 +226,16 @@ impl Orchestrator {
         self
     }
 
+    /// Sets the cut-points of evaluations, as [`TrainTask::cuts`] does for a task.
+    pub fn evaluation_cuts(self, cuts: Vec<usize>) -> Self {
+        Self { cuts: Some(cuts), ..self }
+    }
+
+    /// Limits the devices that compute an evaluation at a time, as [`TrainTask::most_devices`] does for a task.
+    pub fn evaluation_devices(self, most: usize) -> Self {
+        Self { most_devices: Some(most.max(1)), ..self }
+    }
+
     /// Adds a task.
     pub fn submit(&mut self, task: TrainTask) -> Result<TaskId, EngineError> {
         self.check(&task)?;
@@ -252,7 +266,7 @@ impl Orchestrator {
     /// A device that cannot be opened, a task that is refused, insufficient memory ([`EngineError::HostMemory`],
     /// [`EngineError::DiskMemory`]), and [`EngineError::Stopped`].
     pub fn admit(self) -> Result<AdmittedRun, EngineError> {
-        let Self { admission: settings, run: mut run_settings, mut tasks, mut shapes } = self;
+        let Self { admission: settings, run: mut run_settings, mut tasks, mut shapes, .. } = self;
         let returns_freed = ReturnsFreed::start();
         let on_disk = Arc::new(DiskStore::new(Arc::new(DramStore::new())));
         let device_resident = Arc::new(DeviceResidentStore::new(on_disk.clone()));
@@ -326,7 +340,7 @@ impl Orchestrator {
     ) -> Result<(Evaluation, RunReport), EngineError> {
         let EvaluationTask { chain, data, batch, seed } = task;
         self.tasks.clear();
-        self.submit(evaluation("evaluate", chain, data, (batch, seed)))?;
+        self.submit(self.evaluation("evaluate", chain, data, (batch, seed)))?;
         let mut report = self.run()?;
         let task = report.tasks.first_mut().ok_or(EngineError::NoTask)?;
         match task.test.take() {
@@ -343,7 +357,7 @@ impl Orchestrator {
     pub fn evaluate_in_rounds(mut self, tasks: Vec<RoundsTask>) -> Result<RunReport, EngineError> {
         self.tasks.clear();
         for RoundsTask { name, chain, data, seed } in tasks {
-            let task = evaluation(&name, chain.clone(), data.clone(), (1, seed));
+            let task = self.evaluation(&name, chain.clone(), data.clone(), (1, seed));
             self.submit(TrainTask { test: None, ..task.rounds(chain, data) })?;
         }
         let mut report = self.run()?;
@@ -352,19 +366,21 @@ impl Orchestrator {
             None => Ok(report),
         }
     }
-}
 
-/// A task that evaluates a chain on data.
-fn evaluation(
-    name: &str,
-    chain: Arc<Chain>,
-    data: Arc<dyn Dataset>,
-    (batch, seed): (usize, u64),
-) -> TrainTask {
-    let optimizer = Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
-    let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
-    let task = TrainTask::new(name, chain, data.clone(), spec).test(data);
-    TrainTask { evaluate_only: true, ..task }
+    /// A task that evaluates a chain on data.
+    fn evaluation(
+        &self,
+        name: &str,
+        chain: Arc<Chain>,
+        data: Arc<dyn Dataset>,
+        (batch, seed): (usize, u64),
+    ) -> TrainTask {
+        let optimizer = Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 };
+        let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
+        let task = TrainTask::new(name, chain, data.clone(), spec).test(data);
+        let (cuts, most_devices) = (self.cuts.clone(), self.most_devices);
+        TrainTask { evaluate_only: true, cuts, most_devices, ..task }
+    }
 }
 
 /// The failure of a task whose evaluation did not end.

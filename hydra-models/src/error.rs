@@ -71,6 +71,16 @@ pub enum ModelError {
         "models of type {model_type} cannot be trained with adapters: omit --lora and --adapter, or train some layers with --train"
     )]
     NoAdapters { model_type: &'static str },
+    /// A directory without adapters.
+    #[error(
+        "`{file}` does not exist: pass the directory of adapters that a task of a run, or PEFT's `save_pretrained`, wrote{places}",
+        file = file.display(), places = among(found)
+    )]
+    NoAdapter {
+        file: PathBuf,
+        /// The directories below that have adapters.
+        found: Box<[PathBuf]>,
+    },
     /// An adapter configuration with an invalid or unsupported value.
     #[error("`{path}` describes adapters that Hydra does not support", path = path.display())]
     AdapterConfig { path: PathBuf, source: Box<ModelError> },
@@ -154,6 +164,12 @@ fn at_revision(revision: &str) -> String {
 fn cached(name: &str, commits: &[String]) -> String {
     let names: Vec<String> = commits.iter().map(|commit| format!("{name}@{commit}")).collect();
     if names.is_empty() { String::new() } else { format!(", or use a cached revision: {}", joined(&names)) }
+}
+
+/// The directories among which one is meant.
+fn among(found: &[PathBuf]) -> String {
+    let names: Vec<String> = found.iter().map(|path| format!("`{}`", path.display())).collect();
+    if names.is_empty() { String::new() } else { format!(", such as {}", joined(&names)) }
 }
 
 /// The most names that an error lists.

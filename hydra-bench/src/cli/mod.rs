@@ -7,6 +7,7 @@ mod foreign;
 mod hints;
 mod renamed;
 mod samples;
+mod unused;
 
 pub(crate) use demo::announce;
 pub(crate) use foreign::NamedValue;
@@ -19,7 +20,7 @@ use crate::commands::{
 };
 use crate::session::Environment;
 use crate::terminal::{Outcome, tell};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
 const AFTER_HELP: &str = "\
@@ -116,11 +117,18 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// Parses arguments, the program's name first. Old spellings of flags are replaced, with a note each.
+    /// Parses arguments, the program's name first. Old spellings of flags are replaced, with a note each. A note names flags that
+    /// the command does not use.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let (arguments, notes) = renamed::with_current_flags(arguments.into_iter().collect());
         notes.iter().for_each(|note| tell(note));
-        let read = Self::try_parse_from(samples::with_lists(arguments.clone()));
+        let matches = Self::command().try_get_matches_from(samples::with_lists(arguments.clone()));
+        let read = matches.and_then(|matches| {
+            let read =
+                Self::from_arg_matches(&matches).map_err(|error| error.format(&mut Self::command()))?;
+            unused::note(&matches).iter().for_each(|note| tell(note));
+            Ok(read)
+        });
         read.map_err(|error| hints::explained(error, &arguments))
     }
 

@@ -1,7 +1,8 @@
 //! `hydra eval`: the loss of a model on a split of its data, with its perplexity or metrics.
 
 use crate::session::{
-    Both, Environment, Model, decode_memory, note_of_decoding, note_of_memory, orchestrator, score_with_base,
+    Both, Environment, Model, decode_memory, evaluating, note_of_cuts, note_of_decoding, note_of_memory,
+    score_with_base, without_task,
 };
 use crate::settings::{
     AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, find_base, flags, values,
@@ -63,7 +64,8 @@ pub(crate) fn run(mut args: EvalArgs, around: &Environment) -> Result<Outcome> {
     }
     let chain = model.evaluated(&adapters)?;
     let kept = memory.keep_largest();
-    let result = evaluated((&devices, &spec), around, ("hydra eval", kept), (chain, data, args.batch))?;
+    let of = (&devices, &spec, &adapters);
+    let result = evaluated(of, around, ("hydra eval", kept), (chain, data, args.batch))?;
     if args.json {
         let mut json = serde_json::to_value(&result)?;
         json[unit] = json!(units);
@@ -100,7 +102,7 @@ fn score(
         .into());
     }
     tell("scoring the answers with the reference: the model without the adapters");
-    let orchestrator = orchestrator(devices, spec.dtype, spec.seed, &around.showing(Show::Nothing))?;
+    let orchestrator = evaluating(devices, spec.dtype, spec.seed, &around.showing(Show::Nothing))?;
     score_with_base(orchestrator, model, adapters, pairs, batch, spec.seed)
 }
 
@@ -116,14 +118,14 @@ fn items(spec: &ModelSettings) -> &'static str {
 /// Evaluates a chain on data in batches of this size, on the devices of the settings. The run of this name keeps some host
 /// memory for decoding images.
 pub(super) fn evaluated(
-    (devices, spec): (&DeviceSettings, &ModelSettings),
+    (devices, spec, adapters): (&DeviceSettings, &ModelSettings, &AdapterSettings),
     around: &Environment,
     (name, kept): (&str, ByteSize),
     (chain, data, batch): (Arc<Chain>, Arc<dyn Content>, usize),
 ) -> Result<Evaluation> {
-    let mut orchestrator = orchestrator(devices, spec.dtype, spec.seed, around)?;
+    let mut orchestrator = evaluating(devices, spec.dtype, spec.seed, around)?;
     orchestrator.keep_host_memory(kept);
-    note_of_decoding(kept).as_deref().into_iter().for_each(tell);
+    note_of_decoding(kept).into_iter().chain(note_of_cuts(devices)).for_each(|note| tell(&note));
     let orchestrator = match &around.control {
         Some(control) => orchestrator.stop_flag(control.stop_flag()),
         None => orchestrator,
@@ -132,7 +134,7 @@ pub(super) fn evaluated(
     let registrar = around.registrar(devices, name);
     let orchestrator = orchestrator.observer(Box::new(Both(registrar, around.progress())));
     let result = orchestrator.evaluate(EvaluationTask { chain, data, batch, seed: spec.seed });
-    result.map_err(|error| explain(error, spec))
+    result.map_err(|error| explain(error, adapters.or_model(spec.name()), spec.text()))
 }
 
 /// The unit of texts.
@@ -144,16 +146,14 @@ fn shown(name: &str, value: f64) -> String {
 }
 
 /// Explains a loss that is not finite without advice about training.
-fn explain(error: EngineError, spec: &ModelSettings) -> anyhow::Error {
+fn explain(error: EngineError, model: &str, data: &str) -> anyhow::Error {
     if let EngineError::Failed { source, .. } = &error
         && let EngineError::BadLoss { loss, .. } = **source
     {
         return anyhow!(
-            "the loss of `{}` on `{}` is {loss}: weights that are not finite, or too large, give no finite loss; check the \
-             model, or evaluate it on other data",
-            spec.name(),
-            spec.text()
+            "the loss of `{model}` on `{data}` is {loss}: weights that are not finite, or too large, give no finite loss; check \
+             the model, or evaluate it on other data"
         );
     }
-    anyhow::Error::new(error).context("the model could not be evaluated")
+    without_task(error).1.context(format!("`{model}` could not be evaluated"))
 }

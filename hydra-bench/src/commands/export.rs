@@ -1,6 +1,6 @@
 //! `hydra export`: writes a model for other programs, with its adapters merged, in another type, in several files or as GGUF.
 
-use crate::session::export::new_directory;
+use crate::session::export::{UntilStopped, new_directory};
 use crate::session::generation::own_files;
 use crate::session::model::Trained;
 use crate::session::{Environment, Model};
@@ -10,11 +10,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use hydra_core::ByteSize;
+use hydra_engine::StopFlag;
 use hydra_models::data::DecodeMemory;
 use hydra_models::gguf::GgufType;
 use hydra_models::lora::Base;
 use hydra_models::tokenizer::replace_tokenizer;
-use hydra_models::weights::StoredWeights;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -93,11 +93,14 @@ pub(crate) fn run(mut args: ExportArgs, around: &Environment) -> Result<Outcome>
     let shard_bytes = args.max_shard_size.map_or(SHARD_BYTES, ByteSize::bytes);
     let exported = model.exported(&adapters, dtype, shard_bytes)?;
     note.as_deref().into_iter().for_each(tell);
-    new_directory(&args.out, |dir| {
-        write(&exported, dir)?;
+    let stop = around.stop_flag()?;
+    let written = new_directory(&args.out, |dir| {
+        write(&exported, &stop, dir)?;
         Ok(own.map_or(Ok(()), |own| replace_tokenizer(own, dir))?)
-    })
-    .with_context(|| format!("the model could not be exported to `{}`", args.out.display()))?;
+    });
+    if !is_written(written, &stop, &args.out)? {
+        return Ok(Outcome::Interrupted);
+    }
     let (files, bytes) = size(&args.out);
     let (dtype, out) = (exported.saved, args.out.display());
     around.print(&format!("exported to {out}: weights of {dtype}, {bytes} in {files} files\n"))?;
@@ -114,8 +117,11 @@ fn gguf(
     let file = args.out.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let (chain, writer, dtype) = model.for_gguf(adapters, args.dtype, file)?;
     let folder = args.out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let written = writer.write(&chain, &StoredWeights::new(&chain, 0), folder);
-    written.with_context(|| format!("the model could not be exported to `{}`", args.out.display()))?;
+    let stop = around.stop_flag()?;
+    let written = writer.write(&chain, &UntilStopped::new(&chain, &stop), folder);
+    if !is_written(written.map_err(Into::into), &stop, &args.out)? {
+        return Ok(Outcome::Interrupted);
+    }
     let bytes = ByteSize(std::fs::metadata(&args.out)?.len());
     around.print(&format!("exported to {}: matrices of {dtype}, {bytes}\n", args.out.display()))?;
     Ok(Outcome::Done)
@@ -167,9 +173,23 @@ fn resolve(args: &mut ExportArgs) -> Result<AdapterSettings> {
     Ok(AdapterSettings { merge, base, ..AdapterSettings::of(args.adapter.clone()) })
 }
 
-fn write(exported: &Trained, dir: &Path) -> Result<()> {
+fn write(exported: &Trained, stop: &StopFlag, dir: &Path) -> Result<()> {
     let chain = &exported.chain;
-    Ok(exported.writer.write(chain, &StoredWeights::new(chain, 0), dir)?)
+    Ok(exported.writer.write(chain, &UntilStopped::new(chain, stop), dir)?)
+}
+
+/// Returns whether the model was written, or false if an interrupt ended it.
+fn is_written(written: Result<()>, stop: &StopFlag, out: &Path) -> Result<bool> {
+    match written {
+        Err(_) if stop.is_stopped() => {
+            tell(&format!("note: the export was interrupted: `{}` was not written", out.display()));
+            Ok(false)
+        }
+        written => {
+            written.with_context(|| format!("the model could not be exported to `{}`", out.display()))?;
+            Ok(true)
+        }
+    }
 }
 
 /// The number and the bytes of the files in a directory.

@@ -1,7 +1,7 @@
 //! `hydra generate`: continues prompts with a language model, with or without adapters.
 
 use crate::session::generation::{self, Asked, Continued, Request, Shown};
-use crate::session::{Environment, Model, decode_memory, note_of_memory};
+use crate::session::{Environment, Model, decode_memory, note_of_cuts, note_of_memory};
 use crate::settings::{
     AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, dtypes, find_base, flags, model_help, other_base,
 };
@@ -66,6 +66,11 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
     if args.adapter.is_empty() {
         args.adapter.extend(first);
     }
+    if let Some((_, twice)) =
+        args.adapter.iter().enumerate().find(|(at, adapter)| args.adapter[..*at].contains(adapter))
+    {
+        bail!(Usage::new(format!("--adapter `{twice}` is given twice; give each directory once")));
+    }
     if args.base.is_some() && args.adapter.is_empty() {
         bail!(Usage::new(
             "--base quantizes the model below adapters: pass --adapter DIR too, or omit --base"
@@ -90,7 +95,10 @@ pub(crate) fn run(mut args: GenerateArgs, around: &Environment) -> Result<Outcom
     note_of_own.as_deref().into_iter().for_each(tell);
     model.notes().for_each(|note| tell(&note));
     request.notes().iter().for_each(|note| tell(note));
-    note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
+    note_of_memory(&devices, &around.machine)
+        .into_iter()
+        .chain(note_of_cuts(&devices))
+        .for_each(|note| tell(&note));
     let prints_lines = args.json || args.out.is_some();
     let streams = !prints_lines && request.is_one() && each.len() == 1 && around.control.is_none();
     let shown = match around.show {

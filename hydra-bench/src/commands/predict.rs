@@ -93,8 +93,8 @@ pub(crate) fn run(mut args: PredictArgs, around: &Environment) -> Result<Outcome
     check_names(&rows, predicts.names())?;
     note_of_memory(&devices, &around.machine).as_deref().into_iter().for_each(tell);
     let chain = model.evaluated(&adapters)?;
-    let result =
-        evaluated((&devices, &spec), around, ("hydra predict", ByteSize(0)), (chain, content, batch))?;
+    let of = (&devices, &spec, &adapters);
+    let result = evaluated(of, around, ("hydra predict", ByteSize(0)), (chain, content, batch))?;
     let written = with_predictions(&rows, predicts.fields(&result.rows)?);
     match &args.out {
         Some(out) => write(out, format, &written)?,

@@ -3,10 +3,47 @@
 use crate::run_dir::paths::could_not;
 use crate::terminal::Usage;
 use anyhow::{Context as _, Result, bail};
-use hydra_core::UNFINISHED;
+use bytes::Bytes;
+use hydra_core::{Chain, ParamBufferReader, UNFINISHED, WeightError};
+use hydra_engine::StopFlag;
+use hydra_models::weights::StoredWeights;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+/// The stored weights of a chain, until a stop is requested: then they cannot be read, so that the writer of the model ends.
+pub(crate) struct UntilStopped<'a> {
+    chain: &'a Chain,
+    weights: StoredWeights<'a>,
+    stop: &'a StopFlag,
+}
+
+impl<'a> UntilStopped<'a> {
+    pub(crate) fn new(chain: &'a Chain, stop: &'a StopFlag) -> Self {
+        Self { chain, weights: StoredWeights::new(chain, 0), stop }
+    }
+
+    fn check(&self, buffer: usize) -> Result<(), WeightError> {
+        if !self.stop.is_stopped() {
+            return Ok(());
+        }
+        let (chain, source) = (self.chain.name().to_owned(), io::Error::other("the export was interrupted"));
+        Err(WeightError::ParamBuffer { chain, buffer, source: source.into() })
+    }
+}
+
+impl ParamBufferReader for UntilStopped<'_> {
+    fn buffer(&self, buffer: usize) -> Result<Bytes, WeightError> {
+        self.check(buffer)?;
+        self.weights.buffer(buffer)
+    }
+
+    fn part(&self, buffer: usize, elements: Range<usize>) -> Result<Bytes, WeightError> {
+        self.check(buffer)?;
+        self.weights.part(buffer, elements)
+    }
+}
 
 /// Calls `write` with a directory of a temporary name, and renames it to `out` when that succeeds. If it fails, nothing remains.
 /// `out` does not exist, or is an empty directory.

@@ -1,7 +1,7 @@
 //! Generation: the prompts and settings of a request, and their continuations by a model with each of several adapters.
 
 use super::model::Model;
-use super::orchestrator::{Both, Environment, orchestrator, share_of_host_memory};
+use super::orchestrator::{Both, Environment, evaluating, share_of_host_memory, without_task};
 use crate::settings::{AdapterSettings, DeviceSettings, ModelSettings, values};
 use crate::terminal::{Show, Usage, tell, thousands};
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -68,9 +68,9 @@ pub(crate) struct Asked {
     /// Number of samples of each prompt
     #[arg(long, value_name = "N", default_value = "1", value_parser = values::samples, allow_hyphen_values = true)]
     samples: usize,
-    /// Seed of the draws
-    #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
-    seed: u64,
+    /// Seed of the draws [default: 0]
+    #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
+    seed: Option<u64>,
     /// A text that ends a sequence, which is cut off before it; several are given by several flags
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
@@ -93,7 +93,7 @@ impl Asked {
             top_p: None,
             repetition_penalty: Some(1.0),
             samples: 1,
-            seed: 0,
+            seed: None,
             stop: Vec::new(),
             cache_memory: None,
         }
@@ -240,6 +240,9 @@ impl Request {
             notes.push(format!(
                 "note: `{SETTINGS}` names no end token, so that texts end after --max-new-tokens or before a --stop text"
             ));
+        }
+        if sampling.temperature == 0.0 && asked.seed.is_some() {
+            notes.push("note: --seed is not used: a temperature of 0 takes the most likely token".to_owned());
         }
         if cut > 0 {
             notes.push(format!(
@@ -695,14 +698,14 @@ impl OwnSettings {
                     "all samples of the most likely tokens are equal: pass --temperature 1 too, or omit --samples",
                 ));
             }
-            return Ok(Sampling { repetition_penalty, seed: asked.seed, ..Sampling::default() });
+            return Ok(Sampling { repetition_penalty, ..Sampling::default() });
         }
         Ok(Sampling {
             temperature,
             top_k: asked.top_k.or(self.checked("top_k", values::top_k)?).unwrap_or(TOP_K),
             top_p: asked.top_p.or(self.checked("top_p", values::share)?).unwrap_or(1.0),
             repetition_penalty,
-            seed: asked.seed,
+            seed: asked.seed.unwrap_or_default(),
         })
     }
 
@@ -769,14 +772,14 @@ pub(crate) fn generate(
     let meter = Arc::new(Meter::new(request, adapters.len(), shown));
     let mut tasks = Vec::new();
     let mut data = Vec::new();
-    for (at, adapters) in adapters.iter().enumerate() {
+    for adapters in adapters {
         model.tell_adapters(adapters)?;
         let on_token = meter.clone().on_token(request);
         let (cache, sequences) = request.sequences(model, cache_bytes, on_token)?;
         let sequences = Arc::new(sequences);
         let chain = model.generating((adapters, None), cache, &sequences)?;
         tasks.push(RoundsTask {
-            name: format!("generate-{at}"),
+            name: adapters.or_model(spec.name()).to_owned(),
             chain,
             data: sequences.clone(),
             seed: spec.seed,
@@ -784,7 +787,7 @@ pub(crate) fn generate(
         data.push(sequences);
     }
     let quiet = around.showing(Show::Nothing);
-    let orchestrator = orchestrator(devices, spec.dtype, spec.seed, &quiet)?;
+    let orchestrator = evaluating(devices, spec.dtype, spec.seed, &quiet)?;
     let stop: StopFlag = around.stop_flag()?;
     around.print_note_of_others();
     let registrar = around.registrar(devices, "hydra generate");
@@ -793,7 +796,7 @@ pub(crate) fn generate(
     let (promoted, failure) = match done {
         Ok(report) => (Some(ByteSize(report.transfers.parameter_bytes)), None),
         Err(EngineError::Stopped) => (None, None),
-        Err(error) => (None, Some(explained(error))),
+        Err(error) => (None, Some(explained(error, spec.name()))),
     };
     let mut made = Vec::new();
     for (adapters, data) in adapters.iter().zip(data) {
@@ -816,16 +819,17 @@ pub(crate) fn generate(
     Ok((made, failure))
 }
 
-/// The error of a generation that failed.
-fn explained(error: EngineError) -> anyhow::Error {
-    if let EngineError::Failed { source, .. } = &error
+/// The error of a generation that failed. Tasks have the names of their adapters, or of the model.
+fn explained(error: EngineError, model: &str) -> anyhow::Error {
+    if let EngineError::Failed { task, source } = &error
         && let EngineError::BadLoss { .. } = **source
     {
         return anyhow!(
-            "the model gives logits that are not finite: check its weights, or pass another --dtype"
+            "`{task}` gives logits that are not finite: check its weights, or pass another --dtype"
         );
     }
-    anyhow::Error::from(error).context("the texts could not be generated")
+    let (task, cause) = without_task(error);
+    cause.context(format!("`{}` could not generate texts", task.as_deref().unwrap_or(model)))
 }
 
 /// Shows the progress of all sequences.

@@ -38,8 +38,8 @@ mod ways_out;
 
 pub(crate) use model::{Model, quantized};
 pub(crate) use orchestrator::{
-    Both, Environment, admit, decode_memory, devices, note_of_cuts, note_of_decoding, note_of_memory,
-    orchestrator,
+    Both, Environment, admit, decode_memory, devices, evaluating, note_of_cuts, note_of_decoding,
+    note_of_memory, orchestrator, without_task,
 };
 pub use own::OwnModel;
 pub(crate) use own::Registered;

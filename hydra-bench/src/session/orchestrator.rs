@@ -240,6 +240,32 @@ pub(crate) fn orchestrator(
     Ok(orchestrator)
 }
 
+/// Returns an [`orchestrator`] of evaluations, with the cut-points and the replicas of the spec.
+pub(crate) fn evaluating(
+    spec: &DeviceSettings,
+    dtype: FloatType,
+    seed: u64,
+    around: &Environment,
+) -> Result<Orchestrator> {
+    let mut orchestrator = orchestrator(spec, dtype, seed, around)?;
+    if let Some(cuts) = &spec.cuts {
+        orchestrator = orchestrator.evaluation_cuts(cuts.clone());
+    }
+    if let Some(most) = spec.replicas {
+        orchestrator = orchestrator.evaluation_devices(most);
+    }
+    Ok(orchestrator)
+}
+
+/// Returns the cause of an error, without the task of an evaluation, which the user has not named, and the task's name.
+pub(crate) fn without_task(error: EngineError) -> (Option<String>, anyhow::Error) {
+    match error {
+        EngineError::Task { task, source } => (Some(task), anyhow::Error::new(*source)),
+        EngineError::Failed { task, source } => (Some(task), anyhow::Error::new(source)),
+        error => (None, anyhow::Error::new(error)),
+    }
+}
+
 /// Admits a run. A refusal for lack of memory includes the suggestions of `ways_out` and the runs that hold the rest of the
 /// memory.
 pub(crate) fn admit(

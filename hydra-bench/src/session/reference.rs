@@ -3,7 +3,7 @@
 
 use super::data::Data;
 use super::model::Model;
-use super::orchestrator::{Environment, orchestrator};
+use super::orchestrator::{Environment, orchestrator, without_task};
 use crate::machine::DevicesArg;
 use crate::run_dir::{Inputs, REFERENCE, RunSpec, could_not};
 use crate::settings::{AdapterSettings, ModelSettings};
@@ -197,7 +197,7 @@ fn log_probs(
     let result = orchestrator.evaluate_and_report(EvaluationTask { chain, data, batch, seed });
     let (result, report) = result.map_err(|error| match error {
         EngineError::Stopped => anyhow::Error::from(Interrupted),
-        error => anyhow::Error::from(error).context("the answers could not be scored by the reference model"),
+        error => without_task(error).1.context("the answers could not be scored by the reference model"),
     })?;
     Ok((result.rows, report))
 }

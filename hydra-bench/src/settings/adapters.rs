@@ -58,6 +58,11 @@ impl AdapterSettings {
         Self { adapter, ..super::flags::defaults() }
     }
 
+    /// Returns what is evaluated: the directory of adapters if there is one, else `model`.
+    pub(crate) fn or_model<'a>(&'a self, model: &'a str) -> &'a str {
+        self.adapter.as_deref().unwrap_or(model)
+    }
+
     /// Returns true if no adapter setting is given.
     pub(crate) fn is_none(&self) -> bool {
         *self == super::flags::defaults()

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first stops the run after its current minibatches, the second exits immediately.
+//! Ctrl-C: the first stops a run after its current minibatches, or an export, the second exits immediately.
 
 use crate::terminal::error::{INTERRUPTED, tell};
 use crate::terminal::progress::interactive;
@@ -20,7 +20,7 @@ pub(crate) fn on_interrupt(flag: StopFlag, terminal: MultiProgress) -> Result<()
         flag.stop();
         if interactive() {
             terminal.suspend(|| {
-                tell("stopping after the current minibatches; interrupt again to exit immediately")
+                tell("stopping after the current minibatches or tensors; interrupt again to exit immediately")
             });
         }
     };

@@ -92,12 +92,18 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     fails(&select(&["--lora", "4,4"]), 2, &["given twice"]);
     fails(&select(&["--lora", "4", "--train", "head"]), 2, &["--train"]);
     fails(&select(&["--merge"]), 2, &["--lora"]);
-    fails(&select(&["--adapter", "nowhere"]), 1, &["adapter_config.json"]);
+    let parts = ["/nowhere/adapter_config.json` does not exist: pass the directory of adapters"];
+    fails(&select(&["--adapter", "nowhere"]), 1, &parts);
     let root = TempDir::new().unwrap();
     let out = root.path().join("run");
     let gpt2 = "train --lora 2 --steps 1 --batch 4 --context 32 --device-memory 64MiB --out";
     says(&gpt2.split_whitespace().chain(out.to_str()).collect::<Vec<_>>());
     let adapter = out.join("models/b4-lr3e-4-r2");
+    let found = format!("wrote, such as `{}`", adapter.display());
+    for dir in [out.clone(), out.join("models")] {
+        let parts = [&format!("`{}/adapter_config.json` does not exist", dir.display()), "PEFT", &*found];
+        fails(&["eval", "--adapter", dir.to_str().unwrap()], 1, &parts);
+    }
     let other = [&["eval"][..], &model, &["--adapter", adapter.to_str().unwrap()]].concat();
     fails(&other, 1, &["`c_attn`", "expected some of q_proj"]);
 }

@@ -1,10 +1,11 @@
 //! Models exported for other programs: merged, in other types, in several files, as GGUF.
 
-use crate::common::{fails, hydra, json, noted, says, text};
+use crate::common::{Running, fails, hydra, interrupt, json, noted, says, spawn, text, wait_for};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::LazyLock;
 use tempfile::TempDir;
 
@@ -291,6 +292,58 @@ fn an_export_to_a_full_disk_leaves_nothing() {
         assert_eq!(output.status.code(), Some(1), "{err}");
         assert!(err.contains("error: ") && err.contains("large"), "{err}");
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "{name}: {err}");
+    }
+}
+
+/// Makes a copy of a Llama with matrices of 64 MiB, whose file has zeros that take no space on the disk.
+#[cfg(unix)]
+fn enlarged(model: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(model).unwrap().flatten() {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    let mut config = json(&model.join("config.json"));
+    let (small, large) = (config["intermediate_size"].clone(), Value::from(1 << 18));
+    config["intermediate_size"] = large.clone();
+    fs::write(to.join("config.json"), config.to_string()).unwrap();
+    let file = fs::read(model.join("model.safetensors")).unwrap();
+    let end = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&file[8..end]).unwrap();
+    let mut at = 0;
+    for (name, tensor) in header.as_object_mut().unwrap() {
+        let Some(shape) = tensor.get_mut("shape").and_then(Value::as_array_mut) else { continue };
+        shape
+            .iter_mut()
+            .filter(|side| name.contains(".mlp.") && **side == small)
+            .for_each(|side| *side = large.clone());
+        let bytes = 4 * shape.iter().map(|side| side.as_u64().unwrap()).product::<u64>();
+        tensor["data_offsets"] = serde_json::json!([at, at + bytes]);
+        at += bytes;
+    }
+    let header = header.to_string();
+    let path = to.join("model.safetensors");
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(8 + header.len() as u64 + at).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_export_leaves_nothing() {
+    let root = TempDir::new().unwrap();
+    let (model, written) = (root.path().join("model"), root.path().join("written"));
+    enlarged(&TRAINED.1, &model);
+    for (name, format) in [("exported", "safetensors"), ("exported.gguf", "gguf")] {
+        let out = written.join(name);
+        fs::create_dir_all(&written).unwrap();
+        let paths = ["--model", model.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        let child = spawn(&[&["export", "--format", format][..], &paths].concat(), Stdio::piped());
+        wait_for(|| written.join(format!("{name}.part")).exists());
+        interrupt(&child);
+        let output = Running::new(child).output();
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{err}");
+        assert!(err.contains(&format!("the export was interrupted: `{}` was not", out.display())), "{err}");
+        assert_eq!(fs::read_dir(&written).unwrap().count(), 0, "{name}: {err}");
     }
 }
 

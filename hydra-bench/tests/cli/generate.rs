@@ -98,9 +98,7 @@ fn bits_depend_neither_on_cuts_nor_on_devices_nor_on_company() {
         let some: Vec<Value> = [4, 20, 11].map(|at: usize| cases[at].clone()).into();
         let sampled = format!("--max-new-tokens 12 --temperature 1.2 --top-k 20 --top-p 0.9 --seed 3 {more}");
         let all = generate(model, &prompts(&dir, &json!(cases)), &format!("{sampled} {WHOLE}"));
-        for devices in
-            [CUT, "--devices cpu:2x1 --device-memory 64MiB --cache-memory 64KiB --microbatch-group 1"]
-        {
+        for devices in [CUT, "--devices cpu:2x1 --device-memory 64MiB --cache-memory 64KiB --cuts 1"] {
             let found = generate(model, &prompts(&dir, &json!(cases)), &format!("{sampled} {devices}"));
             assert_eq!(found, all, "{model} {devices}");
         }
@@ -208,7 +206,8 @@ fn a_file_is_replaced_by_what_was_generated_alone() {
     let refused = |command: String, status: i32, parts: &[&str]| {
         fails(&command.split_whitespace().collect::<Vec<_>>(), status, parts);
     };
-    refused(generate("--device-memory 64KiB", &file), 1, &["budget"]);
+    let parts = ["error: `bytes-tiny` could not generate texts\n  caused by: layer `", "budget"];
+    refused(generate("--device-memory 64KiB", &file), 1, &parts);
     assert_eq!(fs::read(&file).unwrap(), kept);
     refused(generate("", Path::new("/dev/full")), 2, &["`/dev/full` is no regular file", "omit --out"]);
     std::os::unix::fs::symlink(&file, &link).unwrap();
@@ -273,6 +272,19 @@ fn weights_that_are_not_finite_are_named() {
 }
 
 #[test]
+fn flags_that_change_nothing_are_named() {
+    let generate = "generate --model bytes-llama-tiny --prompt ab --max-new-tokens 3 --json";
+    let [plain, said] = noted(generate);
+    assert_eq!(said, "");
+    let [given, said] =
+        noted(&format!("{generate} --seed 3 --optimizer-placement host --microbatch-group 2"));
+    assert_eq!(given, plain);
+    let unused = "note: hydra generate does not use --optimizer-placement, --microbatch-group\n";
+    let seed = "note: --seed is not used: a temperature of 0 takes the most likely token\n";
+    assert_eq!(said, format!("{unused}{seed}"));
+}
+
+#[test]
 fn bad_requests_are_refused() {
     let dir = TempDir::new().unwrap();
     let refused = |command: &str, parts: &[&str]| {
@@ -319,6 +331,24 @@ fn bad_requests_are_refused() {
         format!("generate --model {} --prompts {} --stop x", fixture("qwen2").display(), file.display());
     refused(&lacks, &["--stop compares texts", "has no tokenizer"]);
     let adapter = fixture("llama/adapter");
+    let of_adapter = |more: &str| {
+        format!(
+            "generate --model {} --prompts {} {more} --adapter {}",
+            fixture("llama").display(),
+            file.display(),
+            adapter.display()
+        )
+    };
+    fs::write(&file, json!({"input_ids": [1, 2]}).to_string()).unwrap();
+    let small = of_adapter("--device-memory 64KiB");
+    let output = crate::common::hydra(&small.split_whitespace().collect::<Vec<_>>()).output().unwrap();
+    let could_not = format!("error: `{}` could not generate texts\n  caused by: layer `", adapter.display());
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(err.contains(&could_not), "{err}");
+    refused(
+        &format!("{},{}", of_adapter(""), adapter.display()),
+        &["is given twice; give each directory once"],
+    );
     let command = format!(
         "generate --model bytes-llama-tiny --prompt a --max-new-tokens 9 --adapter {}",
         adapter.display()

@@ -74,7 +74,7 @@ fn classes_have_probabilities_and_the_bits_of_any_cut() {
     let of = |flags: &str| noted(&format!("predict --data {} {flags}", data.display()), &base)[0].clone();
     let whole = of(WHOLE);
     assert_eq!(of(CUT), whole);
-    assert_eq!(of(&format!("{CUT} --microbatch-group 3 --host-memory 256MiB")), whole);
+    assert_eq!(of(&format!("{CUT} --replicas 1 --host-memory 256MiB")), whole);
     let found = rows(&whole);
     assert_eq!(found.len(), 60);
     for (at, row) in found.iter().enumerate() {
@@ -162,7 +162,7 @@ fn texts_have_the_log_probability_that_an_evaluation_sums() {
     let (root, model, data) = &*LANGUAGE;
     let [whole, said] = predict(model, data, WHOLE);
     assert_eq!(said, "");
-    for flags in [CUT, "--devices cpu:2x1 --device-memory 64MiB --cuts 3 --microbatch-group 4"] {
+    for flags in [CUT, "--devices cpu:2x1 --device-memory 64MiB --cuts 3"] {
         assert_eq!(predict(model, data, flags)[0], whole);
     }
     let found = rows(&whole);
@@ -195,6 +195,17 @@ fn texts_have_the_log_probability_that_an_evaluation_sums() {
 }
 
 #[test]
+fn flags_of_training_are_named_and_change_nothing() {
+    let (_, model, data) = &*LANGUAGE;
+    let [plain, said] = predict(model, data, WHOLE);
+    assert_eq!(said, "");
+    let training = "--train last:1 --dropout 0.5 --microbatch-group 4 --policy fifo";
+    let [printed, said] = predict(model, data, &format!("{WHOLE} {training}"));
+    assert_eq!(printed, plain);
+    assert_eq!(said, "note: hydra predict does not use --train, --dropout, --microbatch-group, --policy\n");
+}
+
+#[test]
 fn what_cannot_be_predicted_is_refused_by_name() {
     let (root, model, data) = &*LANGUAGE;
     let file = |name: &str, text: &str| {
@@ -212,6 +223,10 @@ fn what_cannot_be_predicted_is_refused_by_name() {
     refused(&["--data", data, "--out", "x.txt"], 2, &["--out `x.txt`", "FILE.jsonl"]);
     refused(&["--data", data, "--batch", "4"], 2, &["--batch applies to classifiers"]);
     refused(&["--data", data, "--pack"], 2, &["--pack", "omit it"]);
+    refused(&["--data", data, "--cuts", "99"], 1, &["cut"]);
+    let small = ["predict", "--model", model, "--data", data, "--device-memory", "64KiB"];
+    let err = text(&hydra(&small).output().unwrap().stderr);
+    assert!(err.contains(&format!("error: `{model}` could not be evaluated\n  caused by: layer `")), "{err}");
     let wrong = file("wrong.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n");
     refused(&["--data", &wrong], 1, &["line 2 of `", "wrong.jsonl", "`text` must be text"]);
     let taken = file("taken.jsonl", "{\"text\": \"a\", \"logprob\": 1}\n");

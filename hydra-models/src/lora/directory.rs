@@ -13,6 +13,7 @@ use crate::weights::{TensorFile, read_json};
 use hydra_core::{BufferParam, Chain, FileVersion};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,6 +57,19 @@ pub(super) fn in_config_file(directory: &Path, source: ModelError) -> ModelError
     }
 }
 
+/// The directories of adapters in a directory, such as a training's checkpoints, or one level below, as in a run directory.
+fn below(directory: &Path) -> Vec<PathBuf> {
+    let entries = |of: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(of).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    let mut all = entries(directory);
+    let second: Vec<PathBuf> = all.iter().flat_map(|path| entries(path)).collect();
+    all.extend(second);
+    all.retain(|path| path.join(CONFIG).is_file());
+    all.sort();
+    all
+}
+
 /// Adapter files in unsupported formats.
 const OTHERS: [&str; 2] = ["adapter_model.bin", "adapter_model.safetensors.index.json"];
 
@@ -70,7 +84,14 @@ impl AdapterDir {
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ModelError> {
         let path = path.into();
         let config = path.join(CONFIG);
-        let keys: Map<String, Value> = read_json(&config)?;
+        let keys: Map<String, Value> = read_json(&config).map_err(|error| match error {
+            ModelError::Read { source, .. }
+                if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                ModelError::NoAdapter { file: config.clone(), found: below(&path).into() }
+            }
+            other => other,
+        })?;
         let (mut lora, notes) = json::lora(&keys).map_err(|error| in_config_file(&path, error))?;
         let weights = path.join(WEIGHTS);
         if let Some(other) = OTHERS.iter().map(|name| path.join(name)).find(|other| other.is_file())
