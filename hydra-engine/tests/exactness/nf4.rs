@@ -7,7 +7,7 @@ use hydra_core::{
     WeightError, nf4,
 };
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, Orchestrator, RunReport, StopFlag, TaskState, TrainTask, plain,
+    Checkpoint, CheckpointEvery, EngineError, Orchestrator, RunReport, StopFlag, TaskState, TrainTask, plain,
 };
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, Base, Lora, MergedWriter};
@@ -217,6 +217,27 @@ fn a_run_that_is_stopped_resumes_to_the_same_bits_and_to_no_other_base() {
         let refused = resumed(&chain(model, Base::Float, FloatType::F32));
         assert!(refused.is_err_and(|error| hydra_core::with_causes(&error).contains("architecture")));
     }
+}
+
+#[test]
+fn a_queued_task_fits_with_the_memory_to_read_its_values() {
+    let chain = chain(MODELS[0], Base::Nf4, FloatType::F32);
+    let with = |host: u64| {
+        let mut run = Settings::default().orchestrator().host_memory(ByteSize(host)).queued(1);
+        run.submit(task("a", &chain, 1)).expect("a task");
+        run
+    };
+    let needed = match with(1).admit() {
+        Err(EngineError::HostMemory { needed, masters, working: Some(working), active, .. }) => {
+            assert_eq!((needed, working > 0), (masters + working + active, true));
+            needed
+        }
+        other => panic!("expected too little host memory, found {other:?}"),
+    };
+    assert!(matches!(with(needed - 1).admit(), Err(EngineError::HostMemory { .. })));
+    let report = with(needed).run().expect("a run");
+    assert_eq!(hash(&report, 0), plainly(&chain, 1).weights_sha256);
+    assert!(report.host_peak_bytes <= report.host_admitted_bytes && report.host_admitted_bytes <= needed);
 }
 
 #[test]
