@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use tempfile::TempDir;
 
 /// Trains a small Llama, and writes instruction data.
-static BASE: LazyLock<(TempDir, PathBuf, PathBuf)> = LazyLock::new(|| {
+pub static BASE: LazyLock<(TempDir, PathBuf, PathBuf)> = LazyLock::new(|| {
     let root = TempDir::new().unwrap();
     let out = root.path().join("run");
     let made = "train --model bytes-llama-tiny --batch 4 --context 32 --steps 2 --device-memory 64MiB --out";

@@ -28,6 +28,7 @@ mod parts;
 mod predict;
 mod preferences;
 mod progress;
+mod quantized;
 mod queued;
 mod reservations;
 mod residual;

@@ -75,9 +75,15 @@ impl HostMemory<'_> {
     fn plan_queued(&self, tasks: &[TaskSizes], concurrent: usize) -> Result<HostMemoryPlan, EngineError> {
         let open = || tasks.iter().filter(|task| !task.is_finished());
         let wanted = self.devices.min(concurrent).min(open().count());
+        let stored: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
+        let in_memory = tasks.iter().map(|task| vec![false; task.buffers.masters.len()]).collect();
+        let division = Division::of(&stored, in_memory, self.promoters());
+        // Working memory is reserved for the whole run, before any task starts.
+        let working = division.working.min(self.budget);
+        let budget = self.budget - working;
         let mut most: Option<(usize, usize)> = None;
         for shards in [usize::MAX, FLOWING, 3, 2, 1] {
-            let models = self.together(&HostPeaks::of(open(), shards));
+            let models = HostPeaks::of(open(), shards).together(budget);
             if most.is_none_or(|(_, before)| models > before) {
                 most = Some((shards, models));
             }
@@ -90,30 +96,23 @@ impl HostMemory<'_> {
         if models == 0
             && let Some(largest) = peaks.largest.first()
         {
-            return Err(largest.refused(self.budget));
+            return Err(largest.refused(self.budget, division.working));
         }
         let models = models.min(concurrent);
         // Read-ahead takes the memory that computing models leave.
         let mut batches: Vec<u64> = open().map(|task| task.batches).collect();
         batches.sort_unstable_by(|a, b| b.cmp(a));
         let batches = batches.iter().take(wanted).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        let ahead = batches.min(self.budget - peaks.of_any(models.min(wanted)));
-        let stored: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
-        let in_memory = tasks.iter().map(|task| vec![false; task.buffers.masters.len()]).collect();
+        let ahead = batches.min(budget - peaks.of_any(models.min(wanted)));
         Ok(HostMemoryPlan {
-            admitted: peaks.of_any(concurrent).min(self.budget - ahead) + ahead,
+            admitted: working + peaks.of_any(concurrent).min(budget - ahead) + ahead,
             ahead,
             active_models: models,
             active: tasks.iter().map(|task| task.active(shards)).collect(),
             gradient_shards: shards,
-            division: Division::of(&stored, in_memory, self.promoters()),
+            division,
             max_concurrent: Some(concurrent),
         })
-    }
-
-    /// The number of tasks that fit together in any combination.
-    fn together(&self, peaks: &HostPeaks) -> usize {
-        (1..=peaks.largest.len()).take_while(|count| peaks.of_any(*count) <= self.budget).count()
     }
 
     /// Fits tasks that all start at the beginning. A model within a minibatch has memory for all of its gradients if
@@ -182,10 +181,13 @@ impl HostMemory<'_> {
         let nothing = tasks.iter().map(|task| vec![false; task.masters.len()]).collect();
         let all = Division::of(tasks, nothing, self.promoters());
         match self.disk {
-            Some(disk) if with_largest(all.in_memory, active, self.devices) > self.budget => {
+            Some(disk) if with_largest(all.needed(), active, self.devices) > self.budget => {
                 self.divide_with(disk, tasks, active)
             }
-            _ => self.check_fits(all, None, beyond_masters(tasks, active, 1), tasks.len()),
+            _ => {
+                let working = (all.working > 0).then_some(all.working);
+                self.check_fits(all, working, beyond_masters(tasks, active, 1), tasks.len())
+            }
         }
     }
 
@@ -264,10 +266,12 @@ impl HostPeak {
         self.own.saturating_add(self.active)
     }
 
-    /// The error for a task that does not fit by itself.
-    fn refused(&self, budget: u64) -> EngineError {
+    /// The error for a task that does not fit by itself, with the working memory of the run.
+    fn refused(&self, budget: u64, working: u64) -> EngineError {
         let Self { masters, active, .. } = *self;
-        EngineError::HostMemory { needed: self.bytes(), masters, working: None, active, tasks: 1, budget }
+        let needed = self.bytes().saturating_add(working);
+        let working = (working > 0).then_some(working);
+        EngineError::HostMemory { needed, masters, working, active, tasks: 1, budget }
     }
 }
 
@@ -298,6 +302,11 @@ impl HostPeaks {
         own.sort_unstable_by_key(|bytes| Reverse(*bytes));
         let buffers: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
         Self { largest, own, shared: shared_bytes(&buffers), compared: compared_bytes(&buffers) }
+    }
+
+    /// The number of tasks that fit into `budget` bytes together in any combination.
+    fn together(&self, budget: u64) -> usize {
+        (1..=self.largest.len()).take_while(|count| self.of_any(*count) <= budget).count()
     }
 
     /// The most bytes that any `count` of the tasks take together.
@@ -373,8 +382,15 @@ mod tests {
     }
 
     prop_compose! {
-        fn drawn()(buffers in prop::collection::vec(1_u64..100, 1..7), others in 1_u64..20, remaining in remainders()) -> TaskSizes {
-            task(&buffers, others, remaining)
+        fn drawn()(
+            buffers in prop::collection::vec(1_u64..100, 1..7),
+            others in 1_u64..20,
+            remaining in remainders(),
+            narrow in any::<bool>(),
+        ) -> TaskSizes {
+            let mut task = task(&buffers, others, remaining);
+            task.buffers.narrow[0] = narrow;
+            task
         }
     }
 
@@ -483,16 +499,20 @@ mod tests {
         ) {
             let host = HostMemory { budget, disk: None, devices, promotions: 2, stages: false, concurrent: Some(concurrent) };
             let peaks = HostPeaks::of(tasks.iter().filter(|task| !task.is_finished()), 1);
-            match host.find_space(&tasks) {
+            let by_task = &tasks;
+            match host.find_space(by_task) {
                 Ok(plan) => {
                     prop_assert!(plan.admitted <= budget && plan.ahead <= plan.admitted);
                     let peaks = tasks.iter().zip(&plan.active).map(|(task, active)| task.buffers.masters.iter().sum::<u64>() + active);
-                    prop_assert!(peaks.max().unwrap_or(0) <= plan.admitted - plan.ahead, "each fits by itself");
+                    let others = plan.ahead + plan.division.working;
+                    prop_assert!(peaks.max().unwrap_or(0) + others <= plan.admitted, "each fits by itself");
                     let all = HostMemory { concurrent: None, ..host }.find_space(&tasks);
                     prop_assert!(plan.max_concurrent.is_some() || all.is_ok());
                 }
                 Err(EngineError::HostMemory { needed, tasks, .. }) => {
-                    prop_assert_eq!((needed, tasks), (peaks.largest[0].bytes(), 1));
+                    let narrow = by_task.iter().filter(|task| task.buffers.narrow[0]);
+                    let working = narrow.map(|task| task.buffers.written[0]).max().unwrap_or(0);
+                    prop_assert_eq!((needed, tasks), (peaks.largest[0].bytes() + working, 1));
                     prop_assert!(needed > budget);
                 }
                 Err(error) => prop_assert!(false, "{error}"),

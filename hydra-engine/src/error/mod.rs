@@ -160,14 +160,15 @@ pub enum EngineError {
     #[error(
         "the run needs at least {} ({needed} B) of host memory: {} for master weights and optimizer state of {tasks} \
          tasks, {}{} for one model within a minibatch; the budget is {}",
-        ByteSize(*needed).at_least(), ByteSize(*masters), for_disk(*working), ByteSize(*active), ByteSize(*budget)
+        ByteSize(*needed).at_least(), ByteSize(*masters), to_work(*working), ByteSize(*active), ByteSize(*budget)
     )]
     HostMemory {
         /// The smallest budget that would suffice, in bytes.
         needed: u64,
         /// Bytes of master weights and optimizer state that must be in host memory.
         masters: u64,
-        /// Bytes of working memory for master weights on the disk; `None` without a disk.
+        /// Bytes of working memory for master weights that are on the disk, stored in another type than `f32`, or read in
+        /// place; `None` if there are none.
         working: Option<u64>,
         /// Bytes of one model within a minibatch.
         active: u64,
@@ -362,9 +363,9 @@ pub enum EngineError {
     },
 }
 
-fn for_disk(working: Option<u64>) -> String {
+fn to_work(working: Option<u64>) -> String {
     working.map_or_else(String::new, |bytes| {
-        format!("{} of working memory for those on the disk, ", ByteSize(bytes))
+        format!("{} of working memory to read and write them, ", ByteSize(bytes))
     })
 }
 

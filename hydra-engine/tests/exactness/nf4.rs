@@ -7,7 +7,7 @@ use hydra_core::{
     WeightError, nf4,
 };
 use hydra_engine::{
-    Checkpoint, CheckpointEvery, Orchestrator, RunReport, StopFlag, TaskState, TrainTask, plain,
+    Checkpoint, CheckpointEvery, EngineError, Orchestrator, RunReport, StopFlag, TaskState, TrainTask, plain,
 };
 use hydra_models::family;
 use hydra_models::lora::{AdapterDir, Base, Lora, MergedWriter};
@@ -20,8 +20,12 @@ use tempfile::TempDir;
 const MODELS: [(&str, &str); 3] =
     [("llama", "llama-layers"), ("gpt2", "gpt2-all-linear"), ("qwen2", "qwen2-bias-all")];
 
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../hydra-models/tests/fixtures")
+}
+
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../hydra-models/tests/fixtures/peft").join(name)
+    fixtures().join("peft").join(name)
 }
 
 fn model(base: &Path) -> Box<dyn family::Model> {
@@ -30,7 +34,10 @@ fn model(base: &Path) -> Box<dyn family::Model> {
 
 /// The model in `base` with the adapters of a fixture.
 fn adapted(base: &Path, adapter: &str, form: Base, float: FloatType) -> Arc<Chain> {
-    let adapter = AdapterDir::open(fixture(adapter)).expect("adapters");
+    read(base, AdapterDir::open(fixture(adapter)).expect("adapters"), form, float)
+}
+
+fn read(base: &Path, adapter: AdapterDir, form: Base, float: FloatType) -> Arc<Chain> {
     let lora = Lora { base: form, ..adapter.lora().clone() };
     let chain = model(base).adapted(&lora, Some(adapter)).expect("a chain");
     Arc::new(chain.with_float_type(float))
@@ -192,31 +199,88 @@ fn they_are_shared_and_live_on_the_disk() {
     assert!(on_disk > 0, "nothing was on the disk");
 }
 
+/// A task that was stopped after two of its minibatches.
+struct Stopped {
+    settings: Settings,
+    file: PathBuf,
+    _dir: TempDir,
+}
+
+impl Stopped {
+    fn new(chain: &Arc<Chain>) -> Self {
+        let dir = TempDir::new().expect("a directory");
+        let file = dir.path().join("checkpoint.safetensors");
+        let settings = Settings { cuts: Some(vec![1, 2]), ..Settings::default() };
+        let stopped = Self { settings, file, _dir: dir };
+        let stop = StopFlag::new();
+        let run = stopped.settings.orchestrator().checkpoint_every(CheckpointEvery::Minibatches(1));
+        let mut run = run.stop_flag(stop.clone()).observer(Box::new(StopAfter(stop, 2)));
+        run.submit(stopped.task(chain)).expect("a task");
+        assert_eq!(run.run().expect("a run").tasks[0].state, TaskState::Stopped);
+        stopped
+    }
+
+    fn task(&self, chain: &Arc<Chain>) -> TrainTask {
+        task("a", chain, 1).cuts(vec![1, 2]).checkpoint_to(self.file.clone())
+    }
+
+    /// Resumes the task with a chain.
+    fn resumed(&self, chain: &Arc<Chain>) -> Result<RunReport, EngineError> {
+        let mut run = self.settings.orchestrator();
+        run.submit(self.task(chain).resume_from(Checkpoint::open(&self.file).expect("a checkpoint")))?;
+        run.run()
+    }
+
+    fn assert_resumes_to_the_bits_of_the_plain_loop(&self, chain: &Arc<Chain>) {
+        let report = self.resumed(chain).expect("a run");
+        assert!(report.tasks[0].checkpoints.resumed_at.is_some_and(|step| step > 0));
+        assert_eq!(hash(&report, 0), plainly(chain, 1).weights_sha256);
+    }
+}
+
 #[test]
 fn a_run_that_is_stopped_resumes_to_the_same_bits_and_to_no_other_base() {
     for model in MODELS {
         let quantized = chain(model, Base::Nf4, FloatType::F32);
-        let plain = plainly(&quantized, 1).weights_sha256;
-        let dir = TempDir::new().expect("a directory");
-        let file = dir.path().join("checkpoint.safetensors");
-        let settings = Settings { cuts: Some(vec![1, 2]), ..Settings::default() };
-        let of = |chain: &Arc<Chain>| task("a", chain, 1).cuts(vec![1, 2]).checkpoint_to(file.clone());
-        let stop = StopFlag::new();
-        let run = settings.orchestrator().checkpoint_every(CheckpointEvery::Minibatches(1));
-        let mut run = run.stop_flag(stop.clone()).observer(Box::new(StopAfter(stop, 2)));
-        run.submit(of(&quantized)).expect("a task");
-        assert_eq!(run.run().expect("a run").tasks[0].state, TaskState::Stopped);
-        let resumed = |chain: &Arc<Chain>| {
-            let mut run = settings.orchestrator();
-            run.submit(of(chain).resume_from(Checkpoint::open(&file).expect("a checkpoint")))?;
-            run.run()
-        };
-        let report = resumed(&quantized).expect("a run");
-        assert!(report.tasks[0].checkpoints.resumed_at.is_some_and(|step| step > 0));
-        assert_eq!(hash(&report, 0), plain);
-        let refused = resumed(&chain(model, Base::Float, FloatType::F32));
+        let stopped = Stopped::new(&quantized);
+        stopped.assert_resumes_to_the_bits_of_the_plain_loop(&quantized);
+        let refused = stopped.resumed(&chain(model, Base::Float, FloatType::F32));
         assert!(refused.is_err_and(|error| hydra_core::with_causes(&error).contains("architecture")));
     }
+}
+
+/// Blocks of matrices that are quantized twice can have scales that are negative, or that quantization would not choose.
+#[test]
+fn matrices_that_bitsandbytes_has_quantized_resume_to_the_same_bits() {
+    for (name, float) in [("single", FloatType::F32), ("double", FloatType::F32), ("double", FloatType::Bf16)]
+    {
+        let folder = fixtures().join("quantized");
+        let adapter = AdapterDir::open(folder.join(format!("lora-{name}"))).expect("adapters");
+        let chain = read(&folder.join(name), adapter, Base::Float, float);
+        assert!(chain.buffers().iter().any(|buffer| buffer.encoding == Encoding::Nf4));
+        Stopped::new(&chain).assert_resumes_to_the_bits_of_the_plain_loop(&chain);
+    }
+}
+
+#[test]
+fn a_queued_task_fits_with_the_memory_to_read_its_values() {
+    let chain = chain(MODELS[0], Base::Nf4, FloatType::F32);
+    let with = |host: u64| {
+        let mut run = Settings::default().orchestrator().host_memory(ByteSize(host)).queued(1);
+        run.submit(task("a", &chain, 1)).expect("a task");
+        run
+    };
+    let needed = match with(1).admit() {
+        Err(EngineError::HostMemory { needed, masters, working: Some(working), active, .. }) => {
+            assert_eq!((needed, working > 0), (masters + working + active, true));
+            needed
+        }
+        other => panic!("expected too little host memory, found {other:?}"),
+    };
+    assert!(matches!(with(needed - 1).admit(), Err(EngineError::HostMemory { .. })));
+    let report = with(needed).run().expect("a run");
+    assert_eq!(hash(&report, 0), plainly(&chain, 1).weights_sha256);
+    assert!(report.host_peak_bytes <= report.host_admitted_bytes && report.host_admitted_bytes <= needed);
 }
 
 #[test]

@@ -501,7 +501,7 @@ fn what_cannot_be_is_refused_before_anything_trains() {
     let without = refused(all - 1, None).to_string();
     assert!(without.contains("of host memory") && without.contains("the budget is "), "{without}");
     let tight = refused(least - 1, Some((dir.path(), PLENTY))).to_string();
-    assert!(tight.contains(" of working memory for those on the disk, "), "{tight}");
+    assert!(tight.contains(" of working memory to read and write them, "), "{tight}");
     let small = refused(least, Some((dir.path(), ByteSize(1000))));
     assert!(matches!(small, EngineError::DiskMemory { budget: 1000, .. }), "{small}");
     assert!(small.to_string().contains(&format!("on the disk `{}`", dir.path().display())), "{small}");

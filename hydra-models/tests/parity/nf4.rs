@@ -4,27 +4,38 @@
 use crate::peft::gradient_name;
 use crate::reference::Model;
 use hydra_core::{Encoding, nf4};
-use hydra_models::family;
 use hydra_models::lora::{AdapterDir, Base, Lora};
+use hydra_models::{decoder, family, gpt2};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// The adapters, each with its base and the form of the base: a checkpoint in 4 bits is read as it is.
-const MODELS: [(&str, &str, Base); 4] = [
+const MODELS: [(&str, &str, Base); 7] = [
     ("single", "quantized/single", Base::Float),
     ("double", "quantized/double", Base::Float),
     ("llama", "peft/bases/llama", Base::Nf4),
     ("gpt2", "peft/bases/gpt2", Base::Nf4),
+    ("qwen2", "peft/bases/qwen2", Base::Nf4),
+    ("llama-saved", "peft/bases/llama", Base::Nf4),
+    ("classifier", "peft/bases/classifier", Base::Nf4),
 ];
 
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn load(base: &str) -> Box<dyn family::Model> {
+    family::load(fixture(base).to_str().unwrap()).unwrap()
+}
+
 fn models() -> impl Iterator<Item = Model> {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     MODELS.into_iter().map(move |(name, base, form)| {
-        let path = fixtures.join("quantized").join(format!("lora-{name}"));
+        let path = fixture(&format!("quantized/lora-{name}"));
         let adapter = AdapterDir::open(&path).unwrap();
         let lora = Lora { base: form, ..adapter.lora().clone() };
-        let base = family::load(fixtures.join(base).to_str().unwrap()).unwrap();
+        let base = load(base);
         let chain = base.adapted(&lora, Some(adapter)).unwrap();
         assert!(chain.buffers().iter().any(|buffer| buffer.encoding == Encoding::Nf4), "{name}");
         Model::new(path, chain, gradient_name(name))
@@ -51,9 +62,45 @@ fn cut_chains_and_untracked_forwards_give_the_same_bits() {
 struct Hashes {
     bitsandbytes: String,
     drawn: Vec<Drawn>,
+    /// By base, all matrices that Transformers quantizes when it loads the base, by name.
+    loaded: BTreeMap<String, BTreeMap<String, Hashed>>,
 }
 
-/// A drawn matrix, with the sha256 of what bitsandbytes makes of it.
+impl Hashes {
+    fn read() -> Self {
+        let hashes: Self = serde_json::from_str(include_str!("../fixtures/quantized/hashes.json")).unwrap();
+        assert_eq!(hashes.bitsandbytes, "0.50.2");
+        hashes
+    }
+}
+
+/// The sha256 of what bitsandbytes makes of a matrix.
+#[derive(Debug, Deserialize, PartialEq)]
+struct Hashed {
+    codes: String,
+    absmax: String,
+    dequantized: String,
+}
+
+impl Hashed {
+    /// Those of the blocks of this many elements.
+    fn of(blocks: &[u8], elements: usize) -> Self {
+        let mut values = vec![0.0; elements];
+        nf4::dequantize(blocks, 0, &mut values);
+        let each = || blocks.chunks_exact(nf4::BLOCK_BYTES);
+        let mut codes: Vec<u8> = each().flat_map(|block| &block[size_of::<f32>()..]).copied().collect();
+        codes.truncate(elements.div_ceil(2));
+        let scales: Vec<f32> = each().map(nf4::scale).collect();
+        let sha256 = |bytes: &[u8]| format!("{:x}", Sha256::digest(bytes));
+        Self {
+            codes: sha256(&codes),
+            absmax: sha256(bytemuck::cast_slice(&scales)),
+            dequantized: sha256(bytemuck::cast_slice(&values)),
+        }
+    }
+}
+
+/// A drawn matrix, and what bitsandbytes makes of it.
 #[derive(Deserialize)]
 struct Drawn {
     rows: usize,
@@ -61,9 +108,8 @@ struct Drawn {
     seed: u32,
     /// Whether values are cut to bf16.
     bf16: bool,
-    codes: String,
-    absmax: String,
-    dequantized: String,
+    #[serde(flatten)]
+    hashed: Hashed,
 }
 
 /// Factors of the rows of a drawn matrix, in turn.
@@ -90,25 +136,37 @@ impl Drawn {
     }
 }
 
-fn sha256(bytes: &[u8]) -> String {
-    format!("{:x}", Sha256::digest(bytes))
-}
-
 #[test]
 fn drawn_matrices_have_the_codes_scales_and_values_of_bitsandbytes() {
-    let hashes: Hashes = serde_json::from_str(include_str!("../fixtures/quantized/hashes.json")).unwrap();
-    assert_eq!((hashes.bitsandbytes.as_str(), hashes.drawn.len()), ("0.50.2", 5));
-    for drawn in hashes.drawn {
-        let mut values = drawn.values();
+    let drawn = Hashes::read().drawn;
+    assert_eq!(drawn.len(), 6);
+    for drawn in drawn {
+        let values = drawn.values();
         let mut blocks = vec![0; nf4::bytes_of(0..values.len()).len()];
         nf4::quantize(&values, &mut blocks);
-        nf4::dequantize(&blocks, 0, &mut values);
-        let each = || blocks.chunks_exact(nf4::BLOCK_BYTES);
-        let mut codes: Vec<u8> = each().flat_map(|block| &block[size_of::<f32>()..]).copied().collect();
-        codes.truncate(values.len().div_ceil(2));
-        let scales: Vec<f32> = each().map(nf4::scale).collect();
-        let found = [&codes[..], bytemuck::cast_slice(&scales), bytemuck::cast_slice(&values)].map(sha256);
-        let expected = [&drawn.codes, &drawn.absmax, &drawn.dequantized];
-        assert_eq!(found.each_ref(), expected, "[{}, {}]", drawn.rows, drawn.columns);
+        assert_eq!(Hashed::of(&blocks, values.len()), drawn.hashed, "[{}, {}]", drawn.rows, drawn.columns);
+    }
+}
+
+/// Embeddings, norms, heads and classifiers are not among them.
+#[test]
+fn the_matrices_that_transformers_quantizes_are_quantized_to_the_same_bits_and_no_others() {
+    let loaded = Hashes::read().loaded;
+    assert_eq!(loaded.len(), 5);
+    for (base, expected) in loaded {
+        let lora = Lora { rank: 2, base: Base::Nf4, ..Lora::default() };
+        let chain = load(&format!("peft/bases/{base}")).adapted(&lora, None).unwrap();
+        let name: fn(&str) -> String =
+            if base.starts_with("gpt2") { gpt2::hf_name } else { decoder::hf_name };
+        let mut found = BTreeMap::new();
+        for (index, buffer) in chain.buffers().iter().enumerate().filter(|(_, b)| b.encoding == Encoding::Nf4)
+        {
+            let blocks = chain.initial_values(index, 0).unwrap().bytes;
+            for param in &buffer.params {
+                let hashed = Hashed::of(&blocks[nf4::bytes_of(param.range())], param.len);
+                found.insert(name(&param.name), hashed);
+            }
+        }
+        assert_eq!(found, expected, "{base}");
     }
 }
