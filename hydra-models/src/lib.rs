@@ -43,6 +43,7 @@ pub mod mlp;
 pub mod objective;
 pub mod ops;
 pub mod parts;
+pub mod pretrained;
 pub mod resnet;
 mod synthetic;
 pub mod tokenizer;

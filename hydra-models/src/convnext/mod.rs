@@ -8,19 +8,16 @@ mod config;
 mod family;
 mod head;
 mod layers;
-mod weights;
-mod writer;
 
 pub use config::{ConvNextConfig, PRESETS};
-pub use family::{ConvNext, ConvNextFamily};
+pub use family::{ConvNext, ConvNextDir, ConvNextWriter};
 pub use head::{Head, logits};
 pub use layers::{Block, Depthwise, Downsampling, Embeddings};
-pub use weights::ConvNextDir;
-pub use writer::ConvNextWriter;
 
 use crate::ModelError;
 use crate::objective::SingleLabel;
-use hydra_core::Chain;
+use crate::pretrained;
+use hydra_core::{Chain, ChainBuilder};
 
 /// The chain of a ConvNeXt: layers `embeddings`, `stages.0.layers.0` and so on, `stages.1.downsampling_layer`,
 /// `stages.1.layers.0` and so on, and `head`. Initial weights come from `source`, or from the task's seed with the
@@ -32,6 +29,11 @@ use hydra_core::Chain;
 /// # Errors
 /// A value of `config` that [`ConvNextConfig::validate`] rejects.
 pub fn chain(config: &ConvNextConfig, source: Option<ConvNextDir>) -> Result<Chain, ModelError> {
+    pretrained::chain(config, source)
+}
+
+/// The layers of a chain.
+fn layers(config: &ConvNextConfig) -> Result<ChainBuilder, ModelError> {
     config.validate()?;
     let mut chain = Chain::builder(name(config))
         .description(description(config))
@@ -48,12 +50,7 @@ pub fn chain(config: &ConvNextConfig, source: Option<ConvNextDir>) -> Result<Cha
         }
     }
     let objective = SingleLabel { classes: config.labels.count() };
-    let chain = chain.layer("head", Head::new(config)).objective(objective);
-    let chain = match source {
-        Some(source) => chain.weights(source),
-        None => chain,
-    };
-    Ok(chain.build()?)
+    Ok(chain.layer("head", Head::new(config)).objective(objective))
 }
 
 /// Everything besides names and shapes that costs and results depend on.
@@ -92,6 +89,8 @@ pub fn hf_name(param: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod writer;
+
     use super::*;
     use crate::cnn::Waves;
     use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree, with_threads};

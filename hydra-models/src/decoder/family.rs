@@ -1,104 +1,47 @@
-//! Decoders as a model family.
+//! Decoders of the Llama kind as an architecture.
 
 use super::presets::PRESETS;
-use super::{DecoderConfig, DecoderDir, DecoderWriter, chain, first_row, hf_name, layers};
+use super::{DecoderConfig, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
+use crate::family::{Adapting, HeadConfig, Preset, Reads, TaskType};
 use crate::gguf::{self, GgufError, GgufLayout};
-use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
+use crate::lora::{Adaptation, AdaptedLayers};
 use crate::ops::KvCacheForm;
-use crate::weights::{ParamSource, SaveForm};
-use hydra_core::{Chain, FloatType, ModelWriter};
+use crate::parts::SCORE;
+use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter};
+use crate::weights::Naming;
+use hydra_core::FloatType;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-/// The family of Llama, Mistral, Qwen2 and Qwen3.
-pub struct DecoderFamily;
+/// A decoder described by a configuration or a directory.
+pub type Decoder = PretrainedModel<DecoderConfig>;
 
-impl Family for DecoderFamily {
-    fn model_types(&self) -> &'static [&'static str] {
-        &["llama", "mistral", "qwen2", "qwen3"]
-    }
+/// A directory with a decoder.
+pub type DecoderDir = PretrainedDir<DecoderConfig>;
 
-    fn presets(&self) -> Vec<Preset> {
+/// Writes a decoder.
+pub type DecoderWriter = PretrainedWriter<DecoderConfig>;
+
+impl Architecture for DecoderConfig {
+    const MODEL_TYPES: &'static [&'static str] = &["llama", "mistral", "qwen2", "qwen3"];
+
+    const DRAWN: [&'static [&'static str]; 2] = [&[SCORE], &[]];
+
+    fn presets() -> Vec<Preset> {
         PRESETS.map(|(preset, _)| preset).into()
     }
 
-    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(Decoder::new(DecoderConfig::preset(name)?)))
+    fn preset(name: &str) -> Result<Self, ModelError> {
+        Self::preset(name)
     }
 
-    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(Decoder::new(DecoderConfig::read(file)?)))
-    }
-
-    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError> {
-        let weights = DecoderDir::open(directory)?;
-        Ok(Box::new(Decoder { config: weights.config().clone(), weights: Some(weights) }))
-    }
-}
-
-/// A decoder described by a configuration or a directory.
-#[derive(Clone, Debug)]
-pub struct Decoder {
-    config: DecoderConfig,
-    weights: Option<DecoderDir>,
-}
-
-impl Decoder {
-    /// A model without weights.
-    pub fn new(config: DecoderConfig) -> Self {
-        Self { config, weights: None }
-    }
-}
-
-impl Model for Decoder {
-    fn reads(&self) -> Reads {
-        let DecoderConfig { max_position_embeddings: positions, vocab_size: vocabulary, .. } = self.config;
-        Reads::Tokens { positions, vocabulary }
-    }
-
-    fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
-        let architecture = self.config.model_type.classifier();
-        classify(&mut self.config.head, &mut self.weights, architecture, labels)
-    }
-
-    fn head(&self) -> Option<&HeadConfig> {
-        Some(&self.config.head)
-    }
-
-    fn head_mut(&mut self) -> Option<&mut HeadConfig> {
-        Some(&mut self.config.head)
-    }
-
-    fn notes(&self) -> Vec<String> {
-        self.weights.iter().flat_map(DecoderDir::notes).collect()
-    }
-
-    fn cache_form(&self, float: FloatType, longest: usize) -> Option<KvCacheForm> {
-        let DecoderConfig { num_hidden_layers: blocks, num_key_value_heads: key_heads, head_dim, .. } =
-            self.config;
-        let head_width = head_dim;
-        Some(KvCacheForm { blocks, key_heads, head_width, float, longest })
-    }
-
-    fn is_quantized(&self) -> bool {
-        self.weights.as_ref().is_some_and(ParamSource::has_quantized)
-    }
-
-    fn set_dropout(&mut self, probability: f64) {
-        self.config.attention_dropout = probability;
-    }
-
-    fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
-        self.config.vocabulary_parts = parts;
-        self.config.validate()
+    fn read(file: &Path) -> Result<Self, ModelError> {
+        Self::read(file)
     }
 
     fn description(&self) -> Result<Value, ModelError> {
-        let config =
-            DecoderConfig { other: Map::new(), head: self.config.head.computed(), ..self.config.clone() };
+        let config = Self { other: Map::new(), head: self.head.computed(), ..self.clone() };
         let mut described = config.to_json();
         if config.vocabulary_parts > 1 {
             described.insert("vocabulary_parts".to_owned(), config.vocabulary_parts.into());
@@ -106,77 +49,100 @@ impl Model for Decoder {
         Ok(Value::Object(described))
     }
 
-    fn chain(&self) -> Result<Chain, ModelError> {
-        chain(&self.config, self.weights.clone())
+    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
+        Ok(self.to_json())
     }
 
-    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
-        let from = |weights: &DecoderDir| DecoderWriter::from(weights);
-        let fresh = || DecoderWriter::new(self.config.clone());
-        Arc::new(self.weights.as_ref().map_or_else(fresh, from).saved_as(saved))
-    }
-
-    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
-        adapter.as_ref().map_or(Ok(()), |adapter| adapter.check_classes(self.classes()))?;
-        let adapting = &self.adapting();
-        adapted_chain(lora, [adapting; 2], base, adapter, |with| layers(&self.config, Some(with)))
-    }
-
-    fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
-        plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
-    }
-
-    fn untied(&self) -> Option<Box<dyn Model>> {
-        if self.config.head.is_classifier() {
-            return None;
+    fn class(&self, task: TaskType) -> &'static str {
+        match task {
+            TaskType::SequenceClassification => self.model_type.classifier(),
+            _ => self.model_type.architecture(),
         }
-        let weights = self.weights.clone().map(DecoderDir::untied);
-        Some(Box::new(Self { config: self.config.untied(), weights }))
+    }
+
+    fn naming(&self) -> Naming {
+        Naming {
+            prefix: "model.",
+            blocks: "layers.",
+            depth: "num_hidden_layers",
+            embedding: "model.embed_tokens.weight",
+            exact: true,
+            name: hf_name,
+            first_row,
+        }
+    }
+
+    fn depth(&self) -> usize {
+        self.num_hidden_layers
+    }
+
+    fn layers(&self, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
+        layers(self, adaptation)
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::Tokens { positions: self.max_position_embeddings, vocabulary: self.vocab_size }
+    }
+
+    fn head(&self) -> Option<&HeadConfig> {
+        Some(&self.head)
+    }
+
+    fn head_mut(&mut self) -> Option<&mut HeadConfig> {
+        Some(&mut self.head)
+    }
+
+    fn set_dropout(&mut self, probability: f64) {
+        self.attention_dropout = probability;
+    }
+
+    fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
+        self.vocabulary_parts = parts;
+        self.validate()
+    }
+
+    fn cache_form(&self, float: FloatType, longest: usize) -> Option<KvCacheForm> {
+        let (blocks, key_heads) = (self.num_hidden_layers, self.num_key_value_heads);
+        Some(KvCacheForm { blocks, key_heads, head_width: self.head_dim, float, longest })
+    }
+
+    fn untied(&self) -> Option<Self> {
+        (!self.head.is_classifier()).then(|| Self { tie_word_embeddings: false, ..self.clone() })
     }
 
     fn gguf(&self) -> Result<GgufLayout, GgufError> {
-        gguf::of_decoder(&self.config)
+        gguf::of_decoder(self)
     }
 
     fn adapting(&self) -> Adapting {
-        let classifies = self.config.head.is_classifier();
+        let classifies = self.head.is_classifier();
         Adapting {
             first_row,
             embedding: "model.embed_tokens",
             head: if classifies { "" } else { "lm_head" },
-            tied: self.config.tie_word_embeddings && !classifies,
+            tied: self.tie_word_embeddings && !classifies,
             task: self.task_type().peft_name(),
             quantizes: true,
             ..Adapting::new(&["q_proj", "v_proj"], hf_name)
         }
     }
 
-    fn directory(&self) -> Option<&Path> {
-        self.weights.as_ref().map(DecoderDir::directory)
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
-    }
-
     fn flops(&self, tokens: usize) -> f64 {
-        let config = &self.config;
         let [layers, width, inner, head, vocabulary, tokens] = [
-            config.num_hidden_layers,
-            config.hidden_size,
-            config.intermediate_size,
-            config.head_dim,
-            config.vocab_size,
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.intermediate_size,
+            self.head_dim,
+            self.vocab_size,
             tokens,
         ]
         .map(|size| size as f64);
         let [queries, keys] =
-            [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads as f64 * head);
+            [self.num_attention_heads, self.num_key_value_heads].map(|heads| heads as f64 * head);
         let block = width * (2.0 * queries + 2.0 * keys + 3.0 * inner);
         // The head of a classifier and the layers after the last block's attention compute one token.
-        let head = match config.head.is_classifier() {
-            true => config.head.outputs() as f64 * width - width * (queries + 3.0 * inner) * (tokens - 1.0),
+        let head = match self.head.is_classifier() {
+            true => self.head.outputs() as f64 * width - width * (queries + 3.0 * inner) * (tokens - 1.0),
             false => vocabulary * width * tokens,
         };
         (6.0 * layers * block + 12.0 * layers * queries * tokens) * tokens + 6.0 * head
@@ -187,11 +153,12 @@ impl Model for Decoder {
 mod tests {
     use super::super::ModelType as Kind;
     use super::*;
+    use crate::family::Model;
 
     #[test]
     fn every_kind_of_decoder_is_read() {
         let kinds = [Kind::Llama, Kind::Mistral, Kind::Qwen2, Kind::Qwen3];
-        assert_eq!(DecoderFamily.model_types(), kinds.map(Kind::name));
+        assert_eq!(DecoderConfig::MODEL_TYPES, kinds.map(Kind::name));
     }
 
     #[test]

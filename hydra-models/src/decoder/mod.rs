@@ -12,22 +12,19 @@ mod head;
 mod json;
 mod presets;
 mod vocabulary;
-mod weights;
-mod writer;
 
 pub use block::{Attention, Block, Mlp};
 pub use config::{DecoderConfig, LayerType, ModelType, Rope};
 pub use embed::Embed;
-pub use family::{Decoder, DecoderFamily};
+pub use family::{Decoder, DecoderDir, DecoderWriter};
 pub use head::{Head, class_logits, logits};
 pub use vocabulary::{EmbedPart, HeadPart};
-pub use weights::DecoderDir;
-pub use writer::DecoderWriter;
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
 use crate::parts::vocabulary::{in_part, named, rows};
 use crate::parts::{RmsNorm, ScoreHead, is_score};
+use crate::pretrained;
 use hydra_core::Chain;
 use std::ops::Range;
 
@@ -45,19 +42,15 @@ use std::ops::Range;
 /// # Errors
 /// A value of `config` that [`DecoderConfig::validate`] rejects.
 pub fn chain(config: &DecoderConfig, source: Option<DecoderDir>) -> Result<Chain, ModelError> {
-    let chain = layers(config, None)?.chain;
-    let chain = match source {
-        Some(source) => chain.weights(source),
-        None => chain,
-    };
-    Ok(chain.build()?)
+    pretrained::chain(config, source)
 }
 
 /// The layers of a chain, with trained adapters if there is an adaptation.
 fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
     let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
-    let config = &if untied { config.untied() } else { config.clone() };
+    let tie_word_embeddings = config.tie_word_embeddings && !untied;
+    let config = &DecoderConfig { tie_word_embeddings, ..config.clone() };
     let blocks =
         (0..config.num_hidden_layers).map(|index| (format!("layers.{index}"), Block::new(config, index)));
     let name = (name(config), description(config));
@@ -160,6 +153,9 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
+    mod weights;
+    mod writer;
+
     use super::*;
     use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
     use hydra_core::{Batch, HostActivation, HostTensor};

@@ -5,6 +5,7 @@ use crate::ModelError;
 use crate::family::HeadConfig;
 use crate::family::supported::{self, refuse};
 use crate::parts::Activate;
+use crate::pretrained;
 use crate::weights::{in_file, read_json};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -273,9 +274,7 @@ impl EncoderConfig {
 
     /// The keys by BERT's names, without unknown ones.
     fn keys(&self) -> Result<Map<String, Value>, ModelError> {
-        let known = Self { other: Map::new(), ..self.clone() };
-        let keys = serde_json::to_value(&known).and_then(serde_json::from_value);
-        keys.map_err(|source| ModelError::Describe { source })
+        pretrained::keys(&Self { other: Map::new(), ..self.clone() })
     }
 
     /// The keys of a file.

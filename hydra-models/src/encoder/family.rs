@@ -1,131 +1,110 @@
-//! Encoders as a model family.
+//! Encoders as an architecture.
 
 use super::presets::PRESETS;
-use super::{EncoderConfig, EncoderDir, EncoderWriter, ModelType, Pooling, chain, layers};
+use super::{EncoderConfig, ModelType, Pooling, layers};
 use crate::ModelError;
 use crate::family::supported::refuse;
-use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, TaskType, classify};
-use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::{ParamSource, SaveForm, in_file};
-use hydra_core::{Chain, ModelWriter};
+use crate::family::{Adapting, HeadConfig, Preset, Reads, TaskType};
+use crate::lora::{Adaptation, AdaptedLayers};
+use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter};
+use crate::weights::Naming;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-/// The family of BERT, RoBERTa, XLM-RoBERTa, DistilBERT and ModernBERT.
-pub struct EncoderFamily;
+/// An encoder described by a configuration or a directory.
+pub type Encoder = PretrainedModel<EncoderConfig>;
 
-impl Family for EncoderFamily {
-    fn model_types(&self) -> &'static [&'static str] {
-        &ModelType::NAMES
-    }
+/// A directory with an encoder, with or without a classifier.
+pub type EncoderDir = PretrainedDir<EncoderConfig>;
 
-    fn presets(&self) -> Vec<Preset> {
+/// Writes an encoder with its classifier.
+pub type EncoderWriter = PretrainedWriter<EncoderConfig>;
+
+impl Architecture for EncoderConfig {
+    const MODEL_TYPES: &'static [&'static str] = &ModelType::NAMES;
+
+    // It may have the other linear layer of the head: BERT's pooler belongs to the encoder, and ModernBERT's also to the language
+    // model.
+    const DRAWN: [&'static [&'static str]; 2] =
+        [&["head.classifier."], &["head.classifier.", "head.dense.", "head.norm."]];
+
+    fn presets() -> Vec<Preset> {
         PRESETS.map(|(preset, _)| preset).into()
     }
 
-    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(Encoder::new(EncoderConfig::preset(name)?)))
+    fn preset(name: &str) -> Result<Self, ModelError> {
+        Self::preset(name)
     }
 
-    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError> {
-        let config = EncoderConfig::read(file)?;
-        if config.other.get("sinusoidal_pos_embds").and_then(Value::as_bool) == Some(true) {
+    fn read(file: &Path) -> Result<Self, ModelError> {
+        Self::read(file)
+    }
+
+    fn check_without_weights(&self) -> Result<(), ModelError> {
+        if self.other.get("sinusoidal_pos_embds").and_then(Value::as_bool) == Some(true) {
             let expected = "false for a model without weights, whose positions are drawn";
-            return Err(in_file(file, refuse("sinusoidal_pos_embds", true, expected)));
+            return Err(refuse("sinusoidal_pos_embds", true, expected));
         }
-        Ok(Box::new(Encoder::new(config)))
+        Ok(())
     }
 
-    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError> {
-        let weights = EncoderDir::open(directory)?;
-        Ok(Box::new(Encoder { config: weights.config().clone(), weights: Some(weights) }))
+    fn description(&self) -> Result<Value, ModelError> {
+        let mut described = Self { other: Map::new(), ..self.clone() }.to_json()?;
+        if let Some(modern) = &self.modern {
+            described.insert("modern".to_owned(), format!("{modern:?}").into());
+        }
+        Ok(Value::Object(described))
     }
-}
 
-/// An encoder described by a configuration or a directory.
-#[derive(Clone, Debug)]
-pub struct Encoder {
-    config: EncoderConfig,
-    weights: Option<EncoderDir>,
-}
-
-impl Encoder {
-    /// A model without weights.
-    pub fn new(config: EncoderConfig) -> Self {
-        Self { config, weights: None }
+    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
+        self.to_json()
     }
-}
 
-impl Model for Encoder {
+    fn class(&self, _: TaskType) -> &'static str {
+        self.model_type.architecture()
+    }
+
+    fn naming(&self) -> Naming {
+        self.model_type.naming()
+    }
+
+    fn depth(&self) -> usize {
+        self.num_hidden_layers
+    }
+
+    fn layers(&self, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
+        layers(self, adaptation)
+    }
+
     fn reads(&self) -> Reads {
-        Reads::Tokens { positions: self.config.longest(), vocabulary: self.config.vocab_size }
+        Reads::Tokens { positions: self.longest(), vocabulary: self.vocab_size }
     }
 
     fn task_type(&self) -> TaskType {
         TaskType::SequenceClassification
     }
 
-    fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
-        let architecture = self.config.model_type.architecture();
-        classify(&mut self.config.head, &mut self.weights, architecture, labels)
-    }
-
     fn head(&self) -> Option<&HeadConfig> {
-        Some(&self.config.head)
+        Some(&self.head)
     }
 
     fn head_mut(&mut self) -> Option<&mut HeadConfig> {
-        Some(&mut self.config.head)
-    }
-
-    fn notes(&self) -> Vec<String> {
-        self.weights.iter().flat_map(EncoderDir::notes).collect()
+        Some(&mut self.head)
     }
 
     fn has_token_types(&self) -> bool {
         // The tokenizers of other types give no token types.
-        self.config.model_type == ModelType::Bert && self.config.type_vocab_size > 1
+        self.model_type == ModelType::Bert && self.type_vocab_size > 1
     }
 
     fn set_dropout(&mut self, probability: f64) {
-        let config = &mut self.config;
-        (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (probability, probability);
-        config.classifier_dropout = Some(probability);
-        config.modern.iter_mut().for_each(|modern| modern.mlp_dropout = probability);
-    }
-
-    fn description(&self) -> Result<Value, ModelError> {
-        let config = EncoderConfig { other: Map::new(), ..self.config.clone() };
-        let mut described = config.to_json()?;
-        if let Some(modern) = &config.modern {
-            described.insert("modern".to_owned(), format!("{modern:?}").into());
-        }
-        Ok(Value::Object(described))
-    }
-
-    fn chain(&self) -> Result<Chain, ModelError> {
-        chain(&self.config, self.weights.clone())
-    }
-
-    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
-        let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
-        Arc::new(EncoderWriter::new(self.config.clone()).with_source(source).saved_as(saved))
-    }
-
-    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
-        let adapting = &self.adapting();
-        adapter.as_ref().map_or(Ok(()), |adapter| adapter.check_classes(self.classes()))?;
-        adapted_chain(lora, [adapting; 2], base, adapter, |with| layers(&self.config, Some(with)))
-    }
-
-    fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
-        plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
+        (self.hidden_dropout_prob, self.attention_probs_dropout_prob) = (probability, probability);
+        self.classifier_dropout = Some(probability);
+        self.modern.iter_mut().for_each(|modern| modern.mlp_dropout = probability);
     }
 
     fn adapting(&self) -> Adapting {
-        let kind = self.config.model_type;
+        let kind = self.model_type;
         Adapting {
             embedding: kind.embedding(),
             task: self.task_type().peft_name(),
@@ -133,26 +112,13 @@ impl Model for Encoder {
         }
     }
 
-    fn directory(&self) -> Option<&Path> {
-        self.weights.as_ref().map(EncoderDir::directory)
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
-    }
-
     fn flops(&self, tokens: usize) -> f64 {
-        let (config, gates) = (&self.config, if self.config.modern.is_some() { 3.0 } else { 2.0 });
-        let [layers, width, inner, outputs, tokens] = [
-            config.num_hidden_layers,
-            config.hidden_size,
-            config.intermediate_size,
-            config.head.outputs(),
-            tokens,
-        ]
-        .map(|size| size as f64);
-        let attended: f64 = (0..config.num_hidden_layers)
-            .map(|index| match config.modern.as_ref().and_then(|modern| modern.window(index)) {
+        let gates = if self.modern.is_some() { 3.0 } else { 2.0 };
+        let [layers, width, inner, outputs, tokens] =
+            [self.num_hidden_layers, self.hidden_size, self.intermediate_size, self.head.outputs(), tokens]
+                .map(|size| size as f64);
+        let attended: f64 = (0..self.num_hidden_layers)
+            .map(|index| match self.modern.as_ref().and_then(|modern| modern.window(index)) {
                 Some(window) => tokens.min(2.0 * window as f64 - 1.0),
                 None => tokens,
             })
@@ -160,7 +126,7 @@ impl Model for Encoder {
         let block = 4.0 * width * width + gates * width * inner;
         // The head and, with first tokens, the layers after the last block's attention compute one vector.
         let head = 6.0 * width * (width + outputs);
-        let unread = match config.pooling() {
+        let unread = match self.pooling() {
             Pooling::First => 6.0 * width * (width + gates * inner) * (tokens - 1.0),
             Pooling::Mean => 0.0,
         };
@@ -172,11 +138,13 @@ impl Model for Encoder {
 mod tests {
     use super::super::testing::config;
     use super::*;
-    use crate::lora::{AdapterWriter, MergedWriter};
+    use crate::family::{Labels, Model};
+    use crate::lora::{AdapterDir, AdapterWriter, Lora, MergedWriter};
     use crate::objective::ProblemType;
     use crate::weights::SavedType;
     use crate::weights::WEIGHTS;
     use crate::weights::testing::ParamBuffers;
+    use hydra_core::ModelWriter;
     use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
     use serde_json::json;
     use std::collections::BTreeMap;
@@ -203,7 +171,7 @@ mod tests {
     }
 
     fn open(dir: &TempDir) -> Box<dyn Model> {
-        EncoderFamily.open(dir.path()).unwrap_or_else(|e| panic!("{}", hydra_core::with_causes(&e)))
+        Box::new(Encoder::open(dir.path()).unwrap_or_else(|e| panic!("{}", hydra_core::with_causes(&e))))
     }
 
     type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
@@ -335,7 +303,7 @@ mod tests {
             let mut all = good.clone();
             change(&mut all);
             save(&path, &all);
-            hydra_core::with_causes(&EncoderFamily.open(dir.path()).map(|_| ()).unwrap_err())
+            hydra_core::with_causes(&Encoder::open(dir.path()).map(|_| ()).unwrap_err())
         };
         let more = refusal(&|all| {
             drop(all.insert("bert.encoder.layer.3.output.dense.bias".into(), (vec![1], vec![0; 4])))
@@ -355,7 +323,7 @@ mod tests {
         let mut config = config(json!({"model_type": "distilbert"})).to_json().unwrap();
         let configured = |config: &Map<String, Value>| {
             fs::write(&file, serde_json::to_vec(config).unwrap()).unwrap();
-            EncoderFamily.configured(&file).map(|model| model.reads())
+            Encoder::configured(&file).map(|model| model.reads())
         };
         assert_eq!(configured(&config).unwrap(), Reads::Tokens { positions: 34, vocabulary: 40 });
         config.insert("sinusoidal_pos_embds".to_owned(), true.into());
@@ -383,10 +351,10 @@ mod tests {
             let mut model = model(kind);
             let before = model.description().unwrap();
             model.set_dropout(0.25);
-            assert_eq!(model.config.hidden_dropout_prob, 0.25);
-            assert_eq!(model.config.attention_probs_dropout_prob, 0.25);
-            assert_eq!(model.config.head_dropout(), 0.25);
-            assert!(model.config.modern.iter().all(|modern| modern.mlp_dropout == 0.25));
+            assert_eq!(model.config().hidden_dropout_prob, 0.25);
+            assert_eq!(model.config().attention_probs_dropout_prob, 0.25);
+            assert_eq!(model.config().head_dropout(), 0.25);
+            assert!(model.config().modern.iter().all(|modern| modern.mlp_dropout == 0.25));
             assert_ne!(model.description().unwrap(), before, "{kind}");
         }
         let (head, unread) = (6 * 16 * (16 + 2), |gates| 6 * 16 * (16 + gates * 24) * 8);

@@ -12,21 +12,18 @@ mod head;
 mod modern;
 mod names;
 mod presets;
-mod weights;
-mod writer;
 
 pub use block::Block;
 pub use config::{EncoderConfig, ModelType};
 pub use embeddings::Embeddings;
-pub use family::{Encoder, EncoderFamily};
+pub use family::{Encoder, EncoderDir, EncoderWriter};
 pub use head::{Head, logits};
 pub use modern::{Modern, Pooling};
-pub use weights::EncoderDir;
-pub use writer::EncoderWriter;
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer};
 use crate::parts::Norm;
+use crate::pretrained;
 use hydra_core::Chain;
 
 /// The chain of an encoder: layers `embeddings`, `layer.0`, `layer.1` and so on, and `head`. Initial weights come from
@@ -40,12 +37,7 @@ use hydra_core::Chain;
 /// # Errors
 /// A value of `config` that [`EncoderConfig::validate`] rejects.
 pub fn chain(config: &EncoderConfig, source: Option<EncoderDir>) -> Result<Chain, ModelError> {
-    let chain = layers(config, None)?.chain;
-    let chain = match source {
-        Some(source) => chain.weights(source),
-        None => chain,
-    };
-    Ok(chain.build()?)
+    pretrained::chain(config, source)
 }
 
 /// The layers of a chain, with trained adapters if there is an adaptation.

@@ -328,38 +328,6 @@ impl HeadConfig {
     }
 }
 
-/// The weights of a model directory that can become those of a sequence classifier.
-pub(crate) trait ClassifierWeights: Sized {
-    /// The directory.
-    fn directory(&self) -> &Path;
-
-    /// Returns whether the directory has a trained classifier.
-    fn has_classifier(&self) -> bool;
-
-    /// The same weights for a classifier with this head. Weights of the head that the files do not have are drawn from the
-    /// task's seed.
-    ///
-    /// # Errors
-    /// Weights that do not fit a model with this head.
-    fn classifier(&self, head: &HeadConfig) -> Result<Self, ModelError>;
-}
-
-/// Makes a model with this head and these weights a sequence classifier of the labels
-/// ([`Model::classify`](super::Model::classify)). Neither changes if it fails.
-pub(crate) fn classify<W: ClassifierWeights>(
-    head: &mut HeadConfig,
-    weights: &mut Option<W>,
-    architecture: &str,
-    labels: &Labels,
-) -> Result<Vec<i32>, ModelError> {
-    let trained = weights.as_ref().filter(|weights| weights.has_classifier());
-    let mut new = head.clone();
-    let numbers = new.classify(architecture, trained.map(W::directory), labels)?;
-    let of_new = weights.as_ref().map(|weights| weights.classifier(&new)).transpose()?;
-    (*head, *weights) = (new, of_new);
-    Ok(numbers)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,11 +26,11 @@ fn load_from(name: &str, cache: &Cache) -> Result<Box<dyn Model>, ModelError> {
         return open(path);
     }
     if path.extension().is_some_and(|extension| extension == "json") {
-        return family_of(path)?.configured(path);
+        return (family_of(path)?.configured)(path);
     }
-    let has = |family: &&&dyn Family| family.presets().iter().any(|preset| preset.name == name);
+    let has = |family: &&Family| (family.presets)().iter().any(|preset| preset.name == name);
     if let Some(family) = FAMILIES.iter().find(has) {
-        return family.preset(name);
+        return (family.preset)(name);
     }
     let unknown = || ModelError::UnknownPreset {
         found: name.to_owned(),
@@ -47,7 +47,7 @@ fn load_from(name: &str, cache: &Cache) -> Result<Box<dyn Model>, ModelError> {
 
 /// Opens a Hugging Face directory.
 fn open(directory: &Path) -> Result<Box<dyn Model>, ModelError> {
-    family_of(&directory.join(CONFIG))?.open(directory)
+    (family_of(&directory.join(CONFIG))?.open)(directory)
 }
 
 /// The keys of a configuration that determine its family.
@@ -58,17 +58,17 @@ struct OfFamily {
 }
 
 /// The family that reads a configuration file.
-fn family_of(file: &Path) -> Result<&'static dyn Family, ModelError> {
+fn family_of(file: &Path) -> Result<&'static Family, ModelError> {
     let OfFamily { model_type } = read_json(file)?;
-    let family = FAMILIES.iter().find(|family| family.model_types().contains(&model_type.as_str()));
-    family.copied().ok_or_else(|| ModelError::ConfigFile {
+    let family = FAMILIES.iter().find(|family| family.model_types.contains(&model_type.as_str()));
+    family.ok_or_else(|| ModelError::ConfigFile {
         path: file.to_owned(),
         source: Box::new(unknown(&model_type)),
     })
 }
 
 fn unknown(model_type: &str) -> ModelError {
-    let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types()).copied().collect();
+    let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types).copied().collect();
     let found = if model_type.is_empty() { "missing" } else { model_type };
     ModelError::Config { name: "model_type", found: found.to_owned(), expected: known.join(" or ") }
 }

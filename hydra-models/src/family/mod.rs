@@ -1,8 +1,8 @@
 //! Model families behind a common trait.
 //!
 //! A [`Family`] reads the configurations of some architectures and makes a [`Model`] of one: its chain, writer, files
-//! and input form. [`load`] finds the family of a name. To add a family, add a folder with an implementation to this
-//! crate and an entry to [`FAMILIES`].
+//! and input form. [`load`] finds the family of a name. To add a family, add a folder with an implementation of
+//! [`Architecture`] to this crate and an entry to [`FAMILIES`].
 //!
 //! ```
 //! use hydra_models::family::{self, Reads};
@@ -22,13 +22,14 @@ pub(crate) mod supported;
 pub use crate::objective::Labels;
 pub use classes::Classes;
 pub use classifier::HeadConfig;
-pub(crate) use classifier::{ClassifierWeights, classify};
 pub use hub::directory;
 pub use load::load;
+use supported::check_uncut;
 
 use crate::gguf::{GgufError, GgufLayout};
 use crate::lora::{AdapterDir, Lora, Plan};
 use crate::ops::KvCacheForm;
+use crate::pretrained::{Architecture, PretrainedModel};
 use crate::weights::SaveForm;
 use crate::{ModelError, convnext, decoder, encoder, gpt2, resnet, vit};
 use hydra_core::{Chain, FloatType, ModelWriter};
@@ -37,40 +38,40 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// All families, in the order in which their presets are listed.
-pub const FAMILIES: &[&dyn Family] = &[
-    &gpt2::Gpt2Family,
-    &decoder::DecoderFamily,
-    &encoder::EncoderFamily,
-    &vit::VitFamily,
-    &convnext::ConvNextFamily,
-    &resnet::ResNetFamily,
+pub static FAMILIES: [Family; 6] = [
+    Family::of::<gpt2::Gpt2Config>(),
+    Family::of::<decoder::DecoderConfig>(),
+    Family::of::<encoder::EncoderConfig>(),
+    Family::of::<vit::VitConfig>(),
+    Family::of::<convnext::ConvNextConfig>(),
+    Family::of::<resnet::ResNetConfig>(),
 ];
 
 /// A family of models with one form of configuration.
-pub trait Family: Sync {
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
     /// The supported `model_type`s, as in Hugging Face's `config.json`.
-    fn model_types(&self) -> &'static [&'static str];
-
+    pub model_types: &'static [&'static str],
     /// The named models.
-    fn presets(&self) -> Vec<Preset>;
-
-    /// The preset `name`, one of [`presets`](Self::presets), without weights.
-    ///
-    /// # Errors
-    /// An unknown name.
-    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError>;
-
+    pub presets: fn() -> Vec<Preset>,
+    /// The preset of a name, without weights.
+    preset: fn(&str) -> Result<Box<dyn Model>, ModelError>,
     /// The model of a configuration file, without weights.
-    ///
-    /// # Errors
-    /// A file that cannot be read, or a configuration that the family does not support.
-    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError>;
+    configured: fn(&Path) -> Result<Box<dyn Model>, ModelError>,
+    /// The model of a Hugging Face directory. Its weights are checked and read on demand.
+    open: fn(&Path) -> Result<Box<dyn Model>, ModelError>,
+}
 
-    /// The model of a Hugging Face directory. Its weights are checked here and read on demand.
-    ///
-    /// # Errors
-    /// A configuration that the family does not support, or weights that are missing, damaged or of another model.
-    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError>;
+impl Family {
+    const fn of<C: Architecture>() -> Self {
+        Self {
+            model_types: C::MODEL_TYPES,
+            presets: C::presets,
+            preset: |name| Ok(Box::new(PretrainedModel::new(C::preset(name)?))),
+            configured: |file| Ok(Box::new(PretrainedModel::<C>::configured(file)?)),
+            open: |directory| Ok(Box::new(PretrainedModel::<C>::open(directory)?)),
+        }
+    }
 }
 
 /// A named model.
@@ -117,6 +118,15 @@ pub enum TaskType {
 }
 
 impl TaskType {
+    /// What a model with these inputs and this head is trained for.
+    pub(crate) fn of(reads: Reads, head: Option<&HeadConfig>) -> Self {
+        match reads {
+            Reads::Tokens { .. } => head.map_or(Self::CausalLm, HeadConfig::task_type),
+            Reads::Images { .. } => Self::ImageClassification,
+            Reads::Batches => Self::Own,
+        }
+    }
+
     /// PEFT's name, if it has one.
     pub fn peft_name(self) -> Option<&'static str> {
         match self {
@@ -196,11 +206,7 @@ pub trait Model: Send + Sync {
     /// What the model is trained for. A directory's `architectures` determine it; presets and configurations without
     /// them are language models if they [read](Self::reads) tokens.
     fn task_type(&self) -> TaskType {
-        match self.reads() {
-            Reads::Tokens { .. } => self.head().map_or(TaskType::CausalLm, HeadConfig::task_type),
-            Reads::Images { .. } => TaskType::ImageClassification,
-            Reads::Batches => TaskType::Own,
-        }
+        TaskType::of(self.reads(), self.head())
     }
 
     /// Makes the model a sequence classifier of these labels, and returns the numbers that it gives to them, in order. A
@@ -259,11 +265,7 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// More parts than the family supports or the vocabulary has tokens.
     fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
-        let expected = "1: only language models have tables that can be split".to_owned();
-        match parts {
-            1 => Ok(()),
-            found => Err(ModelError::Config { name: "vocabulary_parts", found: found.to_string(), expected }),
-        }
+        check_uncut(parts)
     }
 
     /// The sizes of a key-value cache for values of this type and sequences of up to `longest` tokens; `None` if the model
@@ -317,12 +319,7 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// A model that llama.cpp does not compute.
     fn gguf(&self) -> Result<GgufLayout, GgufError> {
-        let found = match self.reads() {
-            Reads::Tokens { .. } => "a text encoder".to_owned(),
-            Reads::Images { .. } => "a model that reads images".to_owned(),
-            Reads::Batches => "a model of another program".to_owned(),
-        };
-        Err(GgufError::Architecture { found })
+        Err(GgufError::reads(self.reads()))
     }
 
     /// PEFT's view of the model: default targets and weight layout.
@@ -343,7 +340,7 @@ pub trait Model: Send + Sync {
 
 /// All presets of all families.
 pub fn presets() -> impl Iterator<Item = Preset> {
-    FAMILIES.iter().flat_map(|family| family.presets())
+    FAMILIES.iter().flat_map(|family| (family.presets)())
 }
 
 #[cfg(test)]
@@ -353,7 +350,7 @@ mod tests {
 
     #[test]
     fn names_and_types_belong_to_one_family() {
-        let types: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types()).copied().collect();
+        let types: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types).copied().collect();
         assert_eq!(types.iter().collect::<BTreeSet<_>>().len(), types.len(), "{types:?}");
         let names: Vec<&str> = presets().map(|preset| preset.name).collect();
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");

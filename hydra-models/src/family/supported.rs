@@ -112,3 +112,9 @@ pub(crate) fn check_parts(parts: usize, vocabulary: usize) -> Result<(), ModelEr
         }
     }
 }
+
+/// Rejects a split vocabulary of a model without vocabulary tables.
+pub(crate) fn check_uncut(parts: usize) -> Result<(), ModelError> {
+    let expected = "1: only language models have tables that can be split";
+    if parts == 1 { Ok(()) } else { Err(refuse("vocabulary_parts", parts, expected)) }
+}

@@ -1,6 +1,7 @@
 //! Models that GGUF files cannot hold.
 
 use crate::ModelError;
+use crate::family::Reads;
 use crate::tokenizer::TokenizerError;
 use std::path::PathBuf;
 
@@ -40,4 +41,16 @@ pub enum GgufError {
         "the tokenizer has the id {id}, but the model has {vocabulary} ids: use the tokenizer of the model"
     )]
     TooManyTokens { id: u64, vocabulary: usize },
+}
+
+impl GgufError {
+    /// The error for a model with these inputs, if its architecture has no GGUF form.
+    pub(crate) fn reads(inputs: Reads) -> Self {
+        let found = match inputs {
+            Reads::Tokens { .. } => "a text encoder",
+            Reads::Images { .. } => "a model that reads images",
+            Reads::Batches => "a model of another program",
+        };
+        Self::Architecture { found: found.to_owned() }
+    }
 }

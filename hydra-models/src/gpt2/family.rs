@@ -1,135 +1,127 @@
-//! GPT-2 as a model family.
+//! GPT-2 as an architecture.
 
-use super::config::{CLASSIFIER, PRESETS};
-use super::weights::read_config;
-use super::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, first_row, hf_name, layers};
+use super::config::{CLASSIFIER, LANGUAGE_MODEL, PRESETS};
+use super::{Gpt2Config, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Family, HeadConfig, Labels, Model, Preset, Reads, classify};
+use crate::family::{Adapting, HeadConfig, Preset, Reads, TaskType};
 use crate::gguf::{self, GgufError, GgufLayout};
-use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
+use crate::lora::{Adaptation, AdaptedLayers};
 use crate::ops::KvCacheForm;
-use crate::weights::{ParamSource, SaveForm};
-use hydra_core::{Chain, FloatType, ModelWriter};
+use crate::parts::SCORE;
+use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter, keys};
+use crate::weights::{Naming, in_file, read_json};
+use hydra_core::FloatType;
 use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-/// The GPT-2 family.
-pub struct Gpt2Family;
+/// A GPT-2 described by a configuration or a directory.
+pub type Gpt2 = PretrainedModel<Gpt2Config>;
 
-impl Family for Gpt2Family {
-    fn model_types(&self) -> &'static [&'static str] {
-        &["gpt2"]
-    }
+/// A directory with a GPT-2.
+pub type Gpt2Dir = PretrainedDir<Gpt2Config>;
 
-    fn presets(&self) -> Vec<Preset> {
+/// Writes a GPT-2.
+pub type Gpt2Writer = PretrainedWriter<Gpt2Config>;
+
+/// The id of GPT-2's `<|endoftext|>`.
+const GPT2_END: usize = 50_256;
+
+impl Architecture for Gpt2Config {
+    const MODEL_TYPES: &'static [&'static str] = &["gpt2"];
+
+    const DRAWN: [&'static [&'static str]; 2] = [&[SCORE], &[]];
+
+    fn presets() -> Vec<Preset> {
         PRESETS.map(|(preset, _)| preset).into()
     }
 
-    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(Gpt2::new(Gpt2Config::preset(name)?)))
+    fn preset(name: &str) -> Result<Self, ModelError> {
+        Self::preset(name)
     }
 
-    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(Gpt2::new(read_config(file)?)))
-    }
-
-    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError> {
-        let weights = Gpt2Dir::open(directory)?;
-        Ok(Box::new(Gpt2 { config: weights.config().clone(), weights: Some(weights) }))
-    }
-}
-
-/// A GPT-2 described by a configuration or a directory.
-#[derive(Clone, Debug)]
-pub struct Gpt2 {
-    config: Gpt2Config,
-    weights: Option<Gpt2Dir>,
-}
-
-impl Gpt2 {
-    /// A model without weights.
-    pub fn new(config: Gpt2Config) -> Self {
-        Self { config, weights: None }
-    }
-}
-
-impl Model for Gpt2 {
-    fn reads(&self) -> Reads {
-        Reads::Tokens { positions: self.config.n_positions, vocabulary: self.config.vocab_size }
-    }
-
-    fn classify(&mut self, labels: &Labels) -> Result<Vec<i32>, ModelError> {
-        classify(&mut self.config.head, &mut self.weights, CLASSIFIER, labels)
-    }
-
-    fn head(&self) -> Option<&HeadConfig> {
-        Some(&self.config.head)
-    }
-
-    fn head_mut(&mut self) -> Option<&mut HeadConfig> {
-        Some(&mut self.config.head)
-    }
-
-    fn notes(&self) -> Vec<String> {
-        self.weights.iter().flat_map(Gpt2Dir::notes).collect()
-    }
-
-    fn cache_form(&self, float: FloatType, longest: usize) -> Option<KvCacheForm> {
-        let Gpt2Config { n_layer: blocks, n_head: key_heads, n_embd, .. } = self.config;
-        Some(KvCacheForm { blocks, key_heads, head_width: n_embd / key_heads, float, longest })
-    }
-
-    fn set_dropout(&mut self, probability: f64) {
-        let config = &mut self.config;
-        (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) = (probability, probability, probability);
-    }
-
-    fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
-        self.config.vocabulary_parts = parts;
-        self.config.validate()
+    fn read(file: &Path) -> Result<Self, ModelError> {
+        let config: Self = read_json(file)?;
+        config.validate().map_err(|source| in_file(file, source))?;
+        Ok(config)
     }
 
     fn description(&self) -> Result<Value, ModelError> {
-        let config =
-            Gpt2Config { other: Map::new(), head: self.config.head.computed(), ..self.config.clone() };
-        let described = serde_json::to_value(&config);
-        let mut described = described.map_err(|source| ModelError::Describe { source })?;
+        let config = Self { other: Map::new(), head: self.head.computed(), ..self.clone() };
+        let mut described = Value::Object(keys(&config)?);
         // Runs are resumed where descriptions agree, and those of language models have always named the file's classes.
-        described["architectures"] = json!(self.config.head.architectures);
+        described["architectures"] = json!(self.head.architectures);
         if config.vocabulary_parts > 1 {
             described["vocabulary_parts"] = config.vocabulary_parts.into();
         }
         Ok(described)
     }
 
-    fn chain(&self) -> Result<Chain, ModelError> {
-        chain(&self.config, self.weights.clone())
+    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
+        let mut config = keys(self)?;
+        // If absent, Transformers assumes GPT-2's id, which smaller vocabularies do not have.
+        let end = (GPT2_END < self.vocab_size).then_some(GPT2_END);
+        for key in ["bos_token_id", "eos_token_id"] {
+            config.entry(key).or_insert(json!(end));
+        }
+        Ok(config)
     }
 
-    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
-        let from = |weights: &Gpt2Dir| Gpt2Writer::from(weights);
-        let fresh = || Gpt2Writer::new(self.config.clone());
-        Arc::new(self.weights.as_ref().map_or_else(fresh, from).saved_as(saved))
+    fn class(&self, task: TaskType) -> &'static str {
+        if task == TaskType::SequenceClassification { CLASSIFIER } else { LANGUAGE_MODEL }
     }
 
-    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
-        adapter.as_ref().map_or(Ok(()), |adapter| adapter.check_classes(self.classes()))?;
-        let adapting = &self.adapting();
-        adapted_chain(lora, [adapting; 2], base, adapter, |with| layers(&self.config, Some(with)))
+    fn naming(&self) -> Naming {
+        Naming {
+            prefix: "transformer.",
+            blocks: "h.",
+            depth: "n_layer",
+            embedding: "transformer.wte.weight",
+            exact: false,
+            name: hf_name,
+            first_row,
+        }
     }
 
-    fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
-        plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
+    fn depth(&self) -> usize {
+        self.n_layer
+    }
+
+    fn layers(&self, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
+        layers(self, adaptation)
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::Tokens { positions: self.n_positions, vocabulary: self.vocab_size }
+    }
+
+    fn head(&self) -> Option<&HeadConfig> {
+        Some(&self.head)
+    }
+
+    fn head_mut(&mut self) -> Option<&mut HeadConfig> {
+        Some(&mut self.head)
+    }
+
+    fn set_dropout(&mut self, probability: f64) {
+        (self.resid_pdrop, self.embd_pdrop, self.attn_pdrop) = (probability, probability, probability);
+    }
+
+    fn cut_vocabulary(&mut self, parts: usize) -> Result<(), ModelError> {
+        self.vocabulary_parts = parts;
+        self.validate()
+    }
+
+    fn cache_form(&self, float: FloatType, longest: usize) -> Option<KvCacheForm> {
+        let Self { n_layer: blocks, n_head: key_heads, n_embd, .. } = *self;
+        Some(KvCacheForm { blocks, key_heads, head_width: n_embd / key_heads, float, longest })
     }
 
     fn gguf(&self) -> Result<GgufLayout, GgufError> {
-        gguf::of_gpt2(&self.config)
+        gguf::of_gpt2(self)
     }
 
     fn adapting(&self) -> Adapting {
-        let classifies = self.config.head.is_classifier();
+        let classifies = self.head.is_classifier();
         Adapting {
             fan_in_fan_out: true,
             first_row,
@@ -142,26 +134,17 @@ impl Model for Gpt2 {
         }
     }
 
-    fn directory(&self) -> Option<&Path> {
-        self.weights.as_ref().map(Gpt2Dir::directory)
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
-    }
-
     fn flops(&self, tokens: usize) -> f64 {
-        let config = &self.config;
-        let (layers, width, tokens) = (config.n_layer as f64, config.n_embd as f64, tokens as f64);
-        let block = 4.0 * width * width + 2.0 * width * config.inner() as f64;
+        let (layers, width, tokens) = (self.n_layer as f64, self.n_embd as f64, tokens as f64);
+        let block = 4.0 * width * width + 2.0 * width * self.inner() as f64;
         let maps = layers * block;
         // The head of a classifier and the layers after the last block's attention compute one token.
-        let head = match config.head.is_classifier() {
+        let head = match self.head.is_classifier() {
             true => {
-                config.head.outputs() as f64 * width
-                    - width * (width + 2.0 * config.inner() as f64) * (tokens - 1.0)
+                self.head.outputs() as f64 * width
+                    - width * (width + 2.0 * self.inner() as f64) * (tokens - 1.0)
             }
-            false => config.vocab_size as f64 * width * tokens,
+            false => self.vocab_size as f64 * width * tokens,
         };
         (6.0 * maps + 12.0 * layers * width * tokens) * tokens + 6.0 * head
     }
@@ -170,12 +153,13 @@ impl Model for Gpt2 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Model;
 
     #[test]
     fn dropout_is_all_three() {
         let mut model = Gpt2::new(Gpt2Config::preset("bytes-tiny").unwrap());
         model.set_dropout(0.25);
-        let Gpt2Config { resid_pdrop, embd_pdrop, attn_pdrop, .. } = model.config;
+        let Gpt2Config { resid_pdrop, embd_pdrop, attn_pdrop, .. } = *model.config();
         assert_eq!([resid_pdrop, embd_pdrop, attn_pdrop], [0.25; 3]);
     }
 

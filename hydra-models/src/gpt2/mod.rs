@@ -10,24 +10,21 @@ mod family;
 mod head;
 mod parts;
 mod vocabulary;
-mod weights;
-mod writer;
 
 pub use crate::parts::{Norm, Table};
 pub use block::{Block, Mlp, SelfAttention};
 pub use config::Gpt2Config;
 pub use embed::Embed;
-pub use family::{Gpt2, Gpt2Family};
+pub use family::{Gpt2, Gpt2Dir, Gpt2Writer};
 pub use head::{Head, class_logits, logits};
 pub use parts::Affine;
 pub use vocabulary::{EmbedPart, HeadPart};
-pub use weights::Gpt2Dir;
-pub use writer::Gpt2Writer;
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
 use crate::parts::vocabulary::{in_part, named, rows};
 use crate::parts::{ScoreHead, is_score};
+use crate::pretrained;
 use hydra_core::Chain;
 use std::ops::Range;
 
@@ -44,12 +41,7 @@ use std::ops::Range;
 /// # Errors
 /// A value of `config` that [`Gpt2Config::validate`] rejects.
 pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, ModelError> {
-    let chain = layers(config, None)?.chain;
-    let chain = match source {
-        Some(source) => chain.weights(source),
-        None => chain,
-    };
-    Ok(chain.build()?)
+    pretrained::chain(config, source)
 }
 
 /// The layers of a chain, with trained adapters if there is an adaptation. The head has its own table if adapter
@@ -153,6 +145,9 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
+    mod weights;
+    mod writer;
+
     use super::*;
     use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
     use hydra_core::{Batch, HostActivation, HostTensor};

@@ -49,7 +49,7 @@ pub(crate) trait Adaptable: Module {
 
 /// The adapter settings for a model.
 #[derive(Clone, Copy)]
-pub(crate) struct Adaptation<'a> {
+pub struct Adaptation<'a> {
     /// The settings.
     pub lora: &'a Lora,
     /// PEFT's view of the model.
@@ -59,7 +59,7 @@ pub(crate) struct Adaptation<'a> {
 }
 
 /// The layers of a model, and its adapter plan.
-pub(crate) struct Layers {
+pub struct Layers {
     /// The chain without a weight source.
     pub chain: ChainBuilder,
     /// The adapter plan, if the model has adapters.

@@ -44,9 +44,12 @@ impl<N: FinalNorm> ScoreHead<N> {
     }
 }
 
+/// The beginning of the names of the linear layer's parameters in a chain with a [`ScoreHead`].
+pub(crate) const SCORE: &str = "head.score.";
+
 /// Returns whether a parameter of a chain belongs to the linear layer of its [`ScoreHead`].
 pub(crate) fn is_score(param: &str) -> bool {
-    param.starts_with("head.score.")
+    param.starts_with(SCORE)
 }
 
 /// PEFT trains the head in full and gives it no adapter.

@@ -47,6 +47,9 @@ pub struct ResNetConfig {
     /// The classes.
     #[serde(flatten)]
     pub labels: Classes,
+    /// A dropout probability that was set. Only 0 is valid, because there is no dropout.
+    #[serde(skip)]
+    pub dropout: f64,
     /// Unknown keys of the file.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -60,6 +63,7 @@ impl Default for ResNetConfig {
             num_channels: 3,
             image_size: 0,
             preprocessed: None,
+            dropout: 0.0,
             embedding_size: 64,
             hidden_sizes: vec![256, 512, 1024, 2048],
             depths: vec![3, 4, 6, 3],
@@ -209,6 +213,9 @@ impl ResNetConfig {
     /// # Errors
     /// The first invalid value.
     pub fn validate(&self) -> Result<(), ModelError> {
+        if self.dropout != 0.0 {
+            return Err(refuse("dropout", self.dropout, "0, because a ResNet has no dropout"));
+        }
         supported::check_type(&self.model_type, "resnet")?;
         supported::check_not_quantized(&self.other)?;
         supported::check_architectures(self.architectures.as_deref(), &ARCHITECTURES)?;

@@ -1,127 +1,102 @@
-//! ResNet as a model family.
+//! ResNet as an architecture.
 
 use super::config::PRESETS;
-use super::{ResNetConfig, ResNetDir, ResNetWriter, chain, hf_name};
+use super::{ResNetConfig, hf_name, layers};
 use crate::ModelError;
-use crate::family::supported::refuse;
-use crate::family::{Adapting, Family, Model, Preset, Reads};
-use crate::lora::{AdapterDir, Lora, Plan};
-use crate::weights::SaveForm;
-use hydra_core::{Chain, ModelWriter};
+use crate::family::{Adapting, Classes, Preset, Reads, TaskType};
+use crate::lora::{Adaptation, AdaptedLayers};
+use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter, keys};
+use crate::weights::Naming;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-/// The ResNet family.
-pub struct ResNetFamily;
+/// A ResNet described by a configuration or a directory.
+pub type ResNet = PretrainedModel<ResNetConfig>;
 
-impl Family for ResNetFamily {
-    fn model_types(&self) -> &'static [&'static str] {
-        &["resnet"]
-    }
+/// A directory with a ResNet.
+pub type ResNetDir = PretrainedDir<ResNetConfig>;
 
-    fn presets(&self) -> Vec<Preset> {
+/// Writes a ResNet.
+pub type ResNetWriter = PretrainedWriter<ResNetConfig>;
+
+impl Architecture for ResNetConfig {
+    const MODEL_TYPES: &'static [&'static str] = &["resnet"];
+
+    fn presets() -> Vec<Preset> {
         PRESETS.into()
     }
 
-    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(ResNet::new(ResNetConfig::preset(name)?)))
+    fn preset(name: &str) -> Result<Self, ModelError> {
+        Self::preset(name)
     }
 
-    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(ResNet::new(ResNetConfig::read(file)?)))
-    }
-
-    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError> {
-        let weights = ResNetDir::open(directory)?;
-        let config = weights.config().clone();
-        Ok(Box::new(ResNet { weights: Some(weights), ..ResNet::new(config) }))
-    }
-}
-
-/// A ResNet described by a configuration or a directory.
-#[derive(Clone, Debug)]
-pub struct ResNet {
-    config: ResNetConfig,
-    weights: Option<ResNetDir>,
-    /// A probability that was set although there is no dropout.
-    dropout: f64,
-}
-
-impl ResNet {
-    /// A model without weights.
-    pub fn new(config: ResNetConfig) -> Self {
-        Self { config, weights: None, dropout: 0.0 }
-    }
-}
-
-impl Model for ResNet {
-    fn reads(&self) -> Reads {
-        Reads::Images { side: self.config.image_side(), channels: self.config.num_channels }
-    }
-
-    fn number_classes(&mut self, names: &[String]) -> Result<Vec<i32>, ModelError> {
-        self.config.labels.number(self.weights.as_ref().map(ResNetDir::directory), names)
-    }
-
-    /// Without dropout in the model, a chain is then refused, unless the probability is zero.
-    fn set_dropout(&mut self, probability: f64) {
-        self.dropout = probability;
+    fn read(file: &Path) -> Result<Self, ModelError> {
+        Self::read(file)
     }
 
     fn description(&self) -> Result<Value, ModelError> {
-        let image_size = self.config.image_side();
-        let config = ResNetConfig { image_size, other: Map::new(), ..self.config.clone() };
-        serde_json::to_value(&config).map_err(|source| ModelError::Describe { source })
+        let image_size = self.image_side();
+        Ok(Value::Object(keys(&Self { image_size, other: Map::new(), ..self.clone() })?))
     }
 
-    fn chain(&self) -> Result<Chain, ModelError> {
-        if self.dropout != 0.0 {
-            return Err(refuse("dropout", self.dropout, "0, because a ResNet has no dropout"));
+    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
+        keys(self)
+    }
+
+    fn class(&self, _: TaskType) -> &'static str {
+        "ResNetForImageClassification"
+    }
+
+    fn naming(&self) -> Naming {
+        Naming {
+            prefix: "resnet.",
+            blocks: "encoder.stages.",
+            depth: "depths",
+            embedding: "",
+            exact: true,
+            name: hf_name,
+            first_row: |_| 0,
         }
-        chain(&self.config, self.weights.clone())
     }
 
-    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
-        let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
-        Arc::new(ResNetWriter::new(self.config.clone()).with_source(source).saved_as(saved))
+    fn depth(&self) -> usize {
+        self.depths.len()
     }
 
-    fn adapted(&self, _: &Lora, _: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        Err(ModelError::NoAdapters { model_type: "resnet" })
+    fn layers(&self, _: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
+        Ok(AdaptedLayers { chain: layers(self)?, plan: None })
     }
 
-    fn plan(&self, _: &Lora) -> Result<Plan, ModelError> {
-        Err(ModelError::NoAdapters { model_type: "resnet" })
+    fn reads(&self) -> Reads {
+        Reads::Images { side: self.image_side(), channels: self.num_channels }
+    }
+
+    fn classes_mut(&mut self) -> Option<&mut Classes> {
+        Some(&mut self.labels)
+    }
+
+    fn set_dropout(&mut self, probability: f64) {
+        self.dropout = probability;
     }
 
     fn adapting(&self) -> Adapting {
         Adapting::new(&[], hf_name)
     }
 
-    fn directory(&self) -> Option<&Path> {
-        self.weights.as_ref().map(ResNetDir::directory)
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
-    }
-
     /// The number of positions is fixed by the image size; `tokens` is ignored.
     fn flops(&self, _: usize) -> f64 {
-        let config = &self.config;
         let [channels, first, last, classes] = [
-            config.num_channels,
-            config.embedding_size,
-            config.hidden_sizes.last().copied().unwrap_or(1),
-            config.labels.count(),
+            self.num_channels,
+            self.embedding_size,
+            self.hidden_sizes.last().copied().unwrap_or(1),
+            self.labels.count(),
         ]
         .map(|size| size as f64);
         let square = |side: usize| (side as f64).powi(2);
         // The first convolution's input, the image, gets no gradient.
-        let mut flops = 4.0 * 49.0 * channels * first * square(config.image_side().div_ceil(2));
-        for (stage, depth) in config.depths.iter().enumerate() {
-            flops += (0..*depth).map(|block| 6.0 * config.block_products(stage, block)).sum::<f64>();
+        let mut flops = 4.0 * 49.0 * channels * first * square(self.image_side().div_ceil(2));
+        for (stage, depth) in self.depths.iter().enumerate() {
+            flops += (0..*depth).map(|block| 6.0 * self.block_products(stage, block)).sum::<f64>();
         }
         flops + 6.0 * last * classes
     }
@@ -130,6 +105,7 @@ impl Model for ResNet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Model;
 
     #[test]
     fn the_work_of_a_step_is_counted() {
@@ -148,7 +124,7 @@ mod tests {
         let mut model = ResNet::new(ResNetConfig::preset("resnet-mini").unwrap());
         let names: Vec<String> = ["cat", "dog"].map(str::to_owned).into();
         assert_eq!(model.number_classes(&names).unwrap(), [0, 1]);
-        assert_eq!(model.config.labels.names(), names);
+        assert_eq!(model.config().labels.names(), names);
         assert_eq!(model.description().unwrap()["id2label"]["1"], "dog");
     }
 

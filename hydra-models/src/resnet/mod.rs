@@ -9,19 +9,16 @@ mod config;
 mod family;
 mod head;
 mod layers;
-mod weights;
-mod writer;
 
 pub use config::{PRESETS, ResNetConfig};
-pub use family::{ResNet, ResNetFamily};
+pub use family::{ResNet, ResNetDir, ResNetWriter};
 pub use head::{Head, logits};
 pub use layers::{Block, ConvLayer, Convolution, Embedder};
-pub use weights::ResNetDir;
-pub use writer::ResNetWriter;
 
 use crate::ModelError;
 use crate::objective::SingleLabel;
-use hydra_core::Chain;
+use crate::pretrained;
+use hydra_core::{Chain, ChainBuilder};
 
 /// The chain of a ResNet: layers `embedder`, `stages.0.layers.0` and so on, and `head`. Initial weights come from `source`, or
 /// from the task's seed with the distributions of Transformers.
@@ -32,6 +29,11 @@ use hydra_core::Chain;
 /// # Errors
 /// A value of `config` that [`ResNetConfig::validate`] rejects.
 pub fn chain(config: &ResNetConfig, source: Option<ResNetDir>) -> Result<Chain, ModelError> {
+    pretrained::chain(config, source)
+}
+
+/// The layers of a chain.
+fn layers(config: &ResNetConfig) -> Result<ChainBuilder, ModelError> {
     config.validate()?;
     let mut chain = Chain::builder(name(config))
         .description(format!("images of {}", config.image_side()))
@@ -42,12 +44,7 @@ pub fn chain(config: &ResNetConfig, source: Option<ResNetDir>) -> Result<Chain, 
         }
     }
     let objective = SingleLabel { classes: config.labels.count() };
-    let chain = chain.layer("head", Head::new(config)).objective(objective);
-    let chain = match source {
-        Some(source) => chain.weights(source),
-        None => chain,
-    };
-    Ok(chain.build()?)
+    Ok(chain.layer("head", Head::new(config)).objective(objective))
 }
 
 /// A name that distinguishes chains with equal parameter shapes but different computations.
@@ -78,6 +75,8 @@ pub fn hf_name(param: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod writer;
+
     use super::*;
     use crate::cnn::Waves;
     use crate::synthetic::testing::{backward, descend, shards_agree, with_threads};

@@ -1,119 +1,101 @@
-//! Vision transformers as a model family.
+//! Vision transformers as an architecture.
 
 use super::config::PRESETS;
-use super::{VitConfig, VitDir, VitWriter, chain, hf_name, layers, module_name, module_target};
+use super::{VitConfig, hf_name, layers, module_name, module_target};
 use crate::ModelError;
-use crate::family::{Adapting, Family, Model, Preset, Reads};
-use crate::lora::{AdapterDir, Lora, Plan, adapted_chain, plan_of};
-use crate::weights::{ParamSource, SaveForm};
-use hydra_core::{Chain, ModelWriter};
+use crate::family::{Adapting, Classes, Preset, Reads, TaskType};
+use crate::lora::{Adaptation, AdaptedLayers, AdapterDir};
+use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter, keys};
+use crate::weights::Naming;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-/// The family of vision transformers.
-pub struct VitFamily;
+/// A vision transformer described by a configuration or a directory.
+pub type Vit = PretrainedModel<VitConfig>;
 
-impl Family for VitFamily {
-    fn model_types(&self) -> &'static [&'static str] {
-        &["vit"]
-    }
+/// A directory with a vision transformer.
+pub type VitDir = PretrainedDir<VitConfig>;
 
-    fn presets(&self) -> Vec<Preset> {
+/// Writes a vision transformer.
+pub type VitWriter = PretrainedWriter<VitConfig>;
+
+impl Architecture for VitConfig {
+    const MODEL_TYPES: &'static [&'static str] = &["vit"];
+
+    fn presets() -> Vec<Preset> {
         PRESETS.into()
     }
 
-    fn preset(&self, name: &str) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(Vit::new(VitConfig::preset(name)?)))
+    fn preset(name: &str) -> Result<Self, ModelError> {
+        Self::preset(name)
     }
 
-    fn configured(&self, file: &Path) -> Result<Box<dyn Model>, ModelError> {
-        Ok(Box::new(Vit::new(VitConfig::read(file)?)))
-    }
-
-    fn open(&self, directory: &Path) -> Result<Box<dyn Model>, ModelError> {
-        let weights = VitDir::open(directory)?;
-        Ok(Box::new(Vit { config: weights.config().clone(), weights: Some(weights) }))
-    }
-}
-
-/// A vision transformer described by a configuration or a directory.
-#[derive(Clone, Debug)]
-pub struct Vit {
-    config: VitConfig,
-    weights: Option<VitDir>,
-}
-
-impl Vit {
-    /// A model without weights.
-    pub fn new(config: VitConfig) -> Self {
-        Self { config, weights: None }
-    }
-}
-
-impl Model for Vit {
-    fn reads(&self) -> Reads {
-        Reads::Images { side: self.config.image_size, channels: self.config.num_channels }
-    }
-
-    fn number_classes(&mut self, names: &[String]) -> Result<Vec<i32>, ModelError> {
-        self.config.labels.number(self.weights.as_ref().map(VitDir::directory), names)
-    }
-
-    fn set_dropout(&mut self, probability: f64) {
-        let config = &mut self.config;
-        (config.hidden_dropout_prob, config.attention_probs_dropout_prob) = (probability, probability);
+    fn read(file: &Path) -> Result<Self, ModelError> {
+        Self::read(file)
     }
 
     fn description(&self) -> Result<Value, ModelError> {
-        let config = VitConfig { other: Map::new(), ..self.config.clone() };
-        serde_json::to_value(&config).map_err(|source| ModelError::Describe { source })
+        Ok(Value::Object(keys(&Self { other: Map::new(), ..self.clone() })?))
     }
 
-    fn chain(&self) -> Result<Chain, ModelError> {
-        chain(&self.config, self.weights.clone())
+    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
+        keys(self)
     }
 
-    fn writer(&self, saved: SaveForm) -> Arc<dyn ModelWriter> {
-        let source = self.weights.as_ref().map(|weights| weights.directory().to_owned());
-        Arc::new(VitWriter::new(self.config.clone()).with_source(source).saved_as(saved))
+    fn class(&self, _: TaskType) -> &'static str {
+        "ViTForImageClassification"
     }
 
-    fn adapted(&self, lora: &Lora, adapter: Option<AdapterDir>) -> Result<Chain, ModelError> {
-        let base = self.weights.clone().map(|weights| Arc::new(weights) as Arc<dyn ParamSource>);
-        // Adapters trained before Transformers 5 use the names of files.
-        let older = adapter.as_ref().is_some_and(|adapter| adapter.names(".encoder.layer."));
-        let name = if older { hf_name } else { module_name };
-        let (adapting, files) = (&self.adapting(), &Adapting { name, ..self.adapting() });
-        adapted_chain(lora, [adapting, files], base, adapter, |with| layers(&self.config, Some(with)))
+    fn naming(&self) -> Naming {
+        Naming {
+            prefix: "vit.",
+            blocks: "encoder.layer.",
+            depth: "num_hidden_layers",
+            embedding: "",
+            exact: true,
+            name: hf_name,
+            first_row: |_| 0,
+        }
     }
 
-    fn plan(&self, lora: &Lora) -> Result<Plan, ModelError> {
-        plan_of(lora, &self.adapting(), |with| layers(&self.config, Some(with)))
+    fn depth(&self) -> usize {
+        self.num_hidden_layers
+    }
+
+    fn layers(&self, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
+        layers(self, adaptation)
+    }
+
+    fn reads(&self) -> Reads {
+        Reads::Images { side: self.image_size, channels: self.num_channels }
+    }
+
+    fn classes_mut(&mut self) -> Option<&mut Classes> {
+        Some(&mut self.labels)
+    }
+
+    fn set_dropout(&mut self, probability: f64) {
+        (self.hidden_dropout_prob, self.attention_probs_dropout_prob) = (probability, probability);
     }
 
     fn adapting(&self) -> Adapting {
         Adapting { target: module_target, ..Adapting::new(&["query", "value"], module_name) }
     }
 
-    fn directory(&self) -> Option<&Path> {
-        self.weights.as_ref().map(VitDir::directory)
-    }
-
-    fn files(&self) -> Vec<PathBuf> {
-        self.weights.iter().flat_map(|weights| weights.files().map(PathBuf::from)).collect()
+    fn adapter_name(&self, adapter: &AdapterDir) -> fn(&str) -> String {
+        // Adapters trained before Transformers 5 use the names of files.
+        if adapter.names(".encoder.layer.") { hf_name } else { module_name }
     }
 
     /// The number of tokens is fixed: the patches and the class token.
     fn flops(&self, _: usize) -> f64 {
-        let config = &self.config;
         let [layers, width, inner, patches, patch, classes] = [
-            config.num_hidden_layers,
-            config.hidden_size,
-            config.intermediate_size,
-            config.patches(),
-            config.num_channels * config.patch_size.pow(2),
-            config.labels.count(),
+            self.num_hidden_layers,
+            self.hidden_size,
+            self.intermediate_size,
+            self.patches(),
+            self.num_channels * self.patch_size.pow(2),
+            self.labels.count(),
         ]
         .map(|size| size as f64);
         let (tokens, block) = (patches + 1.0, 4.0 * width * width + 2.0 * width * inner);
@@ -126,10 +108,13 @@ impl Model for Vit {
 
 #[cfg(test)]
 mod tests {
+    use super::super::chain;
     use super::*;
     use crate::family::Classes;
-    use crate::lora::AdapterWriter;
+    use crate::family::Model;
+    use crate::lora::{AdapterWriter, Lora};
     use crate::weights::testing::ParamBuffers;
+    use hydra_core::{Chain, ModelWriter};
     use tempfile::TempDir;
 
     fn names(names: &[&str]) -> Vec<String> {
@@ -145,15 +130,15 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let chain = chain(&config, None).unwrap();
         VitWriter::new(config).write(&chain, &ParamBuffers::of(&chain, 1), dir.path()).unwrap();
-        let model = VitFamily.open(dir.path()).unwrap();
-        (dir, model)
+        let model = Vit::open(dir.path()).unwrap();
+        (dir, Box::new(model))
     }
 
     #[test]
     fn a_model_without_weights_has_the_classes_of_its_data() {
         let mut model = Vit::new(tiny());
         assert_eq!(model.number_classes(&names(&["cat", "dog", "owl"])).unwrap(), [0, 1, 2]);
-        assert_eq!(model.config.labels.names(), ["cat", "dog", "owl"]);
+        assert_eq!(model.config().labels.names(), ["cat", "dog", "owl"]);
         let head = model.chain().unwrap();
         let bias = head.buffers().last().unwrap().params.iter().find(|param| param.name.ends_with("r.bias"));
         assert_eq!(bias.unwrap().shape, [3]);
@@ -184,8 +169,8 @@ mod tests {
     fn dropout_is_both_and_the_work_of_a_step_is_counted() {
         let mut model = Vit::new(tiny());
         model.set_dropout(0.25);
-        assert_eq!(model.config.hidden_dropout_prob, 0.25);
-        assert_eq!(model.config.attention_probs_dropout_prob, 0.25);
+        assert_eq!(model.config().hidden_dropout_prob, 0.25);
+        assert_eq!(model.config().attention_probs_dropout_prob, 0.25);
         let blocks = (6 * 3 * (4 * 48 * 48 + 2 * 48 * 96) + 12 * 3 * 48 * 17) * 17;
         let (unread, ends) = (6 * 48 * (48 + 2 * 96) * 16, 4 * 16 * 3 * 64 * 48 + 6 * 48 * 10);
         assert_eq!(model.flops(1), f64::from(blocks - unread + ends));

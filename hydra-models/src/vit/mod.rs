@@ -9,20 +9,17 @@ mod config;
 mod embeddings;
 mod family;
 mod head;
-mod weights;
-mod writer;
 
 pub use block::{Attention, Block, Dense, SelfAttention};
 pub use config::{PRESETS, VitConfig};
 pub use embeddings::{Embeddings, PatchEmbeddings};
-pub use family::{Vit, VitFamily};
+pub use family::{Vit, VitDir, VitWriter};
 pub use head::{Head, logits};
-pub use weights::VitDir;
-pub use writer::VitWriter;
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer};
 use crate::objective::SingleLabel;
+use crate::pretrained;
 use hydra_core::Chain;
 
 /// The chain of a vision transformer: layers `embeddings`, `layer.0`, `layer.1` and so on, and `head`. Initial weights
@@ -35,12 +32,7 @@ use hydra_core::Chain;
 /// # Errors
 /// A value of `config` that [`VitConfig::validate`] rejects.
 pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelError> {
-    let chain = layers(config, None)?.chain;
-    let chain = match source {
-        Some(source) => chain.weights(source),
-        None => chain,
-    };
-    Ok(chain.build()?)
+    pretrained::chain(config, source)
 }
 
 /// The layers of a chain, with trained adapters if there is an adaptation.
@@ -113,6 +105,8 @@ pub fn module_target(target: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    mod writer;
+
     use super::*;
     use crate::cnn::Waves;
     use crate::synthetic::testing::{backward, bf16_agrees, descend, shards_agree, with_threads};

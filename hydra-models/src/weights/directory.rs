@@ -19,7 +19,7 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The tensor names of a model family.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Naming {
+pub struct Naming {
     /// The prefix that is absent in models saved without a head: `transformer.`.
     pub prefix: &'static str,
     /// The part before the block index in a block's tensor names, after the prefix: `h.`.
@@ -83,22 +83,14 @@ pub(crate) fn in_file(path: &Path, source: ModelError) -> ModelError {
 }
 
 impl Directory {
-    /// Reads the headers of all weight files and finds the parameters of `chain`, which has `depth` blocks.
+    /// Reads the headers of all weight files and finds the parameters of `chain`, which has `depth` blocks. Parameters for which
+    /// `is_new` returns true are not looked for in the files, but drawn from the task's seed.
     ///
     /// # Errors
     /// A missing or damaged file; blocks, or parameters of blocks, that the chain does not have; a tensor that is
     /// missing, duplicated, or of an unexpected shape or type; or a stored head that differs from the embedding
     /// although the chain ties them.
-    pub fn open(path: PathBuf, naming: Naming, chain: &Chain, depth: usize) -> Result<Self, ModelError> {
-        Self::open_except(path, naming, chain, depth, |_| false)
-    }
-
-    /// The same for a model with new parameters, those for which `is_new` returns true. They are not looked for in the
-    /// files, but drawn from the task's seed.
-    ///
-    /// # Errors
-    /// Those of [`open`](Self::open).
-    pub fn open_except(
+    pub fn open(
         path: PathBuf,
         naming: Naming,
         chain: &Chain,
@@ -128,19 +120,9 @@ impl Directory {
         Ok(Self { path, naming, tensors: Arc::new(tensors), new: Arc::new(new), unread: Arc::new(unread) })
     }
 
-    /// Returns whether the files do not have a parameter, which is then drawn from the task's seed.
-    pub fn draws(&self, param: &BufferParam) -> bool {
-        self.new.contains(&param.name)
-    }
-
     /// Returns whether any parameter is drawn.
     pub fn has_new(&self) -> bool {
         !self.new.is_empty()
-    }
-
-    /// Returns whether the files have quantized matrices.
-    pub fn has_quantized(&self) -> bool {
-        self.tensors.values().any(TensorLocation::is_quantized)
     }
 
     /// What the files have in addition to the model's parameters outside of blocks, and what they do not have.
@@ -176,11 +158,6 @@ impl Directory {
         if shared { self.naming.embedding.to_owned() } else { name }
     }
 
-    /// Reads a parameter. An untied head reads the embedding if the files store the table only once.
-    pub fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
-        self.read_part(param, 0, out)
-    }
-
     /// Reads elements of a parameter, from `first` on.
     fn read_part(&self, param: &BufferParam, first: usize, out: &mut [f32]) -> Result<(), ModelError> {
         let name = self.name(param);
@@ -196,74 +173,6 @@ impl Directory {
     }
 }
 
-/// Implements [`WeightSource`] and [`ParamSource`] for a family's directory by its field `weights`, a [`Directory`].
-macro_rules! weight_source {
-    ($directory:ty) => {
-        impl hydra_core::WeightSource for $directory {
-            fn fill(
-                &self,
-                chain: &hydra_core::Chain,
-                buffer: usize,
-                seed: u64,
-                out: &mut [f32],
-            ) -> Result<(), hydra_core::WeightError> {
-                self.weights.fill(chain, buffer, seed, out)
-            }
-
-            fn origin(&self, chain: &hydra_core::Chain, buffer: usize, seed: u64) -> Option<String> {
-                self.weights.origin(chain, buffer, seed)
-            }
-
-            fn files_of(
-                &self,
-                chain: &hydra_core::Chain,
-                buffer: usize,
-            ) -> Option<std::collections::BTreeSet<hydra_core::FileVersion>> {
-                self.weights.files_of(chain, buffer)
-            }
-
-            fn float_type(&self, chain: &hydra_core::Chain, buffer: usize) -> hydra_core::FloatType {
-                self.weights.float_type(chain, buffer)
-            }
-
-            fn parts<'a>(
-                &'a self,
-                chain: &'a hydra_core::Chain,
-                buffer: usize,
-            ) -> Option<hydra_core::PartReader<'a>> {
-                self.weights.parts(chain, buffer)
-            }
-
-            fn spans(&self, chain: &hydra_core::Chain, buffer: usize) -> Option<Vec<hydra_core::FileSpan>> {
-                self.weights.spans(chain, buffer)
-            }
-
-            fn is_quantized(&self, chain: &hydra_core::Chain, buffer: usize) -> bool {
-                self.weights.is_quantized(chain, buffer)
-            }
-        }
-
-        impl crate::weights::ParamSource for $directory {
-            fn read(
-                &self,
-                param: &hydra_core::BufferParam,
-                out: &mut [f32],
-            ) -> Result<(), crate::ModelError> {
-                self.weights.read(param, out)
-            }
-
-            fn draws(&self, param: &hydra_core::BufferParam) -> bool {
-                self.weights.draws(param)
-            }
-
-            fn has_quantized(&self) -> bool {
-                self.weights.has_quantized()
-            }
-        }
-    };
-}
-pub(crate) use weight_source;
-
 /// Reads single parameters.
 pub(crate) trait ParamSource: WeightSource {
     /// Reads a parameter of the model's chain.
@@ -277,6 +186,21 @@ pub(crate) trait ParamSource: WeightSource {
 
     /// Returns whether the files have quantized matrices.
     fn has_quantized(&self) -> bool;
+}
+
+impl ParamSource for Directory {
+    /// Reads a parameter. An untied head reads the embedding if the files store the table only once.
+    fn read(&self, param: &BufferParam, out: &mut [f32]) -> Result<(), ModelError> {
+        self.read_part(param, 0, out)
+    }
+
+    fn draws(&self, param: &BufferParam) -> bool {
+        self.new.contains(&param.name)
+    }
+
+    fn has_quantized(&self) -> bool {
+        self.tensors.values().any(TensorLocation::is_quantized)
+    }
 }
 
 impl WeightSource for Directory {

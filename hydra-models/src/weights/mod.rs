@@ -37,23 +37,19 @@
 mod directory;
 mod export;
 mod file;
-mod images;
 mod quantized;
 mod saved;
 mod source;
 mod stored;
 mod write;
 
-pub use images::{ImagesConfig, ImagesWriter};
 pub use saved::{SaveForm, SavedType};
 pub use source::{SafetensorsSource, SafetensorsWriter};
 pub use stored::StoredWeights;
 
 #[cfg(test)]
 pub(crate) use directory::HEAD;
-pub(crate) use directory::{
-    CONFIG, Directory, INDEX, Naming, ParamSource, in_file, read_json, weight_source,
-};
+pub(crate) use directory::{CONFIG, Directory, INDEX, Naming, ParamSource, in_file, read_json};
 pub(crate) use export::Export;
 pub(crate) use file::TensorFile;
 pub(crate) use write::{Failure, failed, read_param, write_model, write_with_metadata};

@@ -1,0 +1,47 @@
+//! Tests of the writer.
+
+use super::super::*;
+use crate::family::Classes;
+use crate::weights::CONFIG;
+use crate::weights::testing::ParamBuffers;
+use hydra_core::ModelWriter;
+use std::fs;
+use tempfile::TempDir;
+
+#[test]
+fn what_was_written_loads_to_the_same_bits_with_what_belongs_to_it() {
+    let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let labels = Classes::numbered(3);
+    let config = ConvNextConfig { labels, ..ConvNextConfig::preset("convnext-mini").unwrap() };
+    let fresh = chain(&config, None).unwrap();
+    let buffers = ParamBuffers::of(&fresh, 7);
+    ConvNextWriter::new(config).write(&fresh, &buffers, from.path()).unwrap();
+    fs::write(from.path().join("preprocessor_config.json"), "{}").unwrap();
+    let source = ConvNextDir::open(from.path()).unwrap();
+    assert_eq!(source.config().labels.count(), 3);
+    let loaded = chain(source.config(), Some(source.clone())).unwrap();
+    assert_eq!(ParamBuffers::of(&loaded, 0), buffers);
+    ConvNextWriter::from(&source).write(&loaded, &buffers, to.path()).unwrap();
+    for name in ["config.json", "model.safetensors", "preprocessor_config.json"] {
+        assert_eq!(fs::read(from.path().join(name)).unwrap(), fs::read(to.path().join(name)).unwrap());
+    }
+}
+
+#[test]
+fn weights_that_are_not_those_of_the_configuration_are_named() {
+    let dir = TempDir::new().unwrap();
+    let config = ConvNextConfig::preset("convnext-mini").unwrap();
+    let fresh = chain(&config, None).unwrap();
+    ConvNextWriter::new(config.clone()).write(&fresh, &ParamBuffers::of(&fresh, 7), dir.path()).unwrap();
+    let refused = |config: ConvNextConfig| {
+        fs::write(dir.path().join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();
+        hydra_core::with_causes(&ConvNextDir::open(dir.path()).unwrap_err())
+    };
+    let two = ConvNextConfig { depths: vec![1, 1, 1], ..config.clone() };
+    assert!(refused(two).contains("encoder.stages.2.layers.1"), "a block more in the files");
+    let stages =
+        ConvNextConfig { num_stages: 2, depths: vec![1, 1], hidden_sizes: vec![16, 32], ..config.clone() };
+    assert!(refused(stages).contains("`num_stages` is 2, expected 3"));
+    let wide = ConvNextConfig { hidden_sizes: vec![16, 32, 48], ..config };
+    assert!(refused(wide).contains("has shape [64, 32, 2, 2], expected [48, 32, 2, 2]"));
+}
