@@ -101,7 +101,7 @@ fn a_task_that_is_partly_on_the_device_equals_the_plain_loop() {
 fn resident_buffers_are_promoted_once_and_their_gradients_stay() {
     let chain = wide(FloatType::F32);
     let tasks = |steps| [task(&chain, "task", &TrainSpec { length: Length::Steps(steps), ..spec() })];
-    // More than a block, so that what depends on timing is small beside it.
+    // More than a block, so that what depends on timing is small compared with it.
     let memory = memory_for(&chain, &tasks(2), 200_000);
     let moved = |placement, steps| {
         let tasks = tasks(steps);
