@@ -7,9 +7,9 @@
 //! BERT, RoBERTa, DistilBERT or ModernBERT with a classifier, [`vit::chain`] for the [`vit::VitConfig`] of a vision
 //! transformer, [`convnext::chain`] and [`resnet::chain`] for the [`convnext::ConvNextConfig`] and the
 //! [`resnet::ResNetConfig`] of convolutional networks, and [`mlp::chain`]
-//! and [`cnn::chain`] for tests and first steps. [`family`] finds the model of a name or directory. [`lora`] adds
-//! adapters to a frozen model. [`objective`] holds what classifiers are trained for. [`data`] and [`tokenizer`] make
-//! token blocks from texts and examples from instruction
+//! and [`cnn::chain`] for tests and first steps. [`family`] finds the model of a name or directory, and [`pretrained`] opens and
+//! writes directories of all architectures alike. [`lora`] adds adapters to a frozen model. [`objective`] holds what
+//! classifiers are trained for. [`data`] and [`tokenizer`] make token blocks from texts and examples from instruction
 //! data. [`ops`] holds the operations with a hand-written backward pass. [`weights`] saves and loads any chain, and [`gguf`] writes
 //! language models for llama.cpp. [`generation`] continues texts, and [`metrics`] compares them with references.
 //!

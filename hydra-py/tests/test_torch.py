@@ -987,3 +987,98 @@ def test_a_model_that_is_cut_wrongly_is_refused() -> None:
 def _doubled(outputs: Any) -> Any:
     outputs.last_hidden_state = outputs.last_hidden_state * 2
     return outputs
+
+
+def first_loss(run: Any) -> float:
+    return float(next(iter(run.wait().tasks.values())).losses[0])
+
+
+def test_runs_at_the_same_time_train_their_own_models() -> None:
+    def scaled(scale: float) -> Chain:
+        torch.manual_seed(0)
+        modules = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 2)]
+        loss = ScaledLoss(scale)
+        return Chain(modules, inputs="x", loss=loss)
+
+    first, second = (hydra.select(model=scaled(scale), data=rows(), lr=0.1, **PLAIN) for scale in (1.0, 0.5))
+    assert first_loss(second) == 0.5 * first_loss(first)
+
+
+class ScaledLoss:
+    """A loss whose scale no text shows."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, outputs: Any, batch: Any) -> Any:
+        return self.scale * cross_entropy(outputs, batch)
+
+
+def test_what_decides_a_model_is_in_its_name() -> None:
+    class Power(nn.Module):
+        def __init__(self, exponent: int) -> None:
+            super().__init__()
+            self.exponent = exponent
+
+        def forward(self, x: Any) -> Any:
+            return x**self.exponent
+
+    def weighted(weight: float) -> Callable[[Any, Any], Any]:
+        return lambda outputs, batch: weight * cross_entropy(outputs, batch)
+
+    def named(exponent: int, weight: float) -> str:
+        torch.manual_seed(0)
+        return Chain([Power(exponent), nn.Linear(WIDTH, 2)], inputs="x", loss=weighted(weight))._identity()
+
+    assert named(1, 1.0) == named(1, 1.0)
+    assert len({named(1, 1.0), named(2, 1.0), named(1, 0.5)}) == 3
+
+
+def test_hooks_shared_memory_and_later_changes_of_parameters_are_refused() -> None:
+    def linears() -> list[Any]:
+        return [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)]
+
+    def refused(modules: list[Any], expected: str) -> None:
+        with pytest.raises(hydra.UsageError, match=expected):
+            Chain(modules, inputs="x", loss=cross_entropy)
+
+    hooked = linears()
+    hooked[0].weight.register_hook(lambda gradient: 0 * gradient)
+    refused(hooked, "`0.weight` has a hook on its gradient")
+    tied = linears()
+    tied[1].weight.data = tied[0].weight.data
+    refused(tied, "`0.weight` and `1.weight` are different tensors in the same memory")
+    kept = linears()
+    kept[0].register_buffer("start", kept[2].weight.detach()[0])
+    refused(kept, "are different tensors in the same memory")
+    later = linears()
+    chain = Chain(later, inputs="x", loss=cross_entropy)
+    later[0].double()
+    with pytest.raises(hydra.UsageError, match="`0.weight` is of torch.float64"):
+        hydra.select(model=chain, data=rows(), lr=0.1, **PLAIN)
+
+
+def test_a_loss_without_a_gradient_is_refused() -> None:
+    chain = perceptron()
+    chain.loss = lambda outputs, batch: cross_entropy(outputs.detach(), batch)
+    with pytest.raises(hydra.HydraError, match="the loss does not depend on the parameters"):
+        trained(chain)
+
+
+@pytest.mark.parametrize("kind", ["dict", "list"])
+def test_state_in_containers_is_refused(kind: str) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+            self.state: Any = {"calls": 0} if kind == "dict" else []
+
+        def forward(self, x: Any) -> Any:
+            if kind == "dict":
+                self.state["calls"] += 1
+            else:
+                self.state.append(x)
+            return self.linear(x)
+
+    with pytest.raises(hydra.HydraError, match="changes its attribute `state`"):
+        trained(Chain([Counting(), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy))

@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import CellType, CodeType
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ class Chain:
             if not name or "." in name:
                 raise UsageError(f"a module is called {name!r}; names have no dots and are not empty", keyword="model")
             check_module(name, module)
+        check_memory(self.modules)
         parameters = [(name, at) for name, module in self.modules.items() for at, _ in module.named_parameters()]
         if not any(self.modules[name].get_parameter(at).requires_grad for name, at in parameters):
             raise UsageError("no parameter of the chain requires a gradient, so there is nothing to train", keyword="model")
@@ -124,6 +126,8 @@ class Chain:
 
     def bind(self, data: Any) -> Bound:
         """Returns the chain with its data, as a run finds them."""
+        # The modules may have changed since.
+        self._check()
         return Bound(self, data)
 
     def _identity(self) -> str:
@@ -134,13 +138,14 @@ class Chain:
             parameters = [(at, list(each.shape), each.requires_grad) for at, each in module.named_parameters()]
             # Functions are shown with their addresses.
             text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))
-            digest.update(json.dumps([name, classes, text, parameters]).encode())
+            own_settings = [(at, settings_of(each)) for at, each in module.named_modules()]
+            digest.update(json.dumps([name, classes, text, parameters, own_settings]).encode())
             tensors = [*module.named_parameters(), *module.named_buffers()]
             for at, tensor in tensors:
                 digest.update(at.encode())
                 digest.update(bytes_of(tensor))
         own = [self.loss, self.collate, self.loss_targets, *(each for each, _ in self.metrics.values())]
-        functions = [name_of(each) for each in own if each is not None]
+        functions = [[name_of(each), code_of(each)] for each in own if each is not None]
         settings = [list(self.inputs), functions, self.threads, self.language_model, torch.__version__]
         settings += [[name, best] for name, (_, best) in self.metrics.items()]
         digest.update(json.dumps(settings).encode())
@@ -221,6 +226,71 @@ class Bound:
             layer.cost_key = key
 
 
+def settings_of(module: torch.nn.Module) -> list[Any]:
+    """Returns the numbers and texts of a module, and its configuration if it has one, as JSON has them."""
+    own = {at: value for at, value in vars(module).items() if at != "training" and not at.startswith("_") and is_setting(value)}
+    config: Any = getattr(module, "config", None)
+    keys: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    keys = {at: repr(value) for at, value in keys.items() if at != "transformers_version" and is_setting(value)}
+    return [sorted((at, repr(value)) for at, value in own.items()), sorted(keys.items())]
+
+
+def is_setting(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(is_setting(each) for each in value)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def code_of(function: Any) -> list[Any]:
+    """Returns the code of a function of Python with the numbers and texts that it closes over, as JSON has them."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    cells = [each.cell_contents for each in getattr(function, "__closure__", None) or () if is_filled(each)]
+    values = [*(getattr(function, "__defaults__", None) or ()), *cells]
+    return [_code(code), [repr(each) for each in values if is_setting(each)]]
+
+
+def _code(code: CodeType) -> list[Any]:
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts if not isinstance(each, frozenset)]
+    return [code.co_code.hex(), constants, list(code.co_names)]
+
+
+def is_filled(cell: CellType) -> bool:
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def check_memory(modules: Mapping[str, torch.nn.Module]) -> None:
+    """Refuses a tensor in the memory of a parameter, because each parameter gets memory of its own."""
+    found: dict[int, tuple[int, int, str, bool]] = {}
+    for name, module in modules.items():
+        named = [(at, each, True) for at, each in module.named_parameters()]
+        named += [(at, each, False) for at, each in module.named_buffers()]
+        for path, each in module.named_modules():
+            own = ((f"{path}.{at}" if path else at, value) for at, value in vars(each).items())
+            named += [(at, value, False) for at, value in own if isinstance(value, torch.Tensor)]
+        for at, tensor, is_parameter in named:
+            if tensor.numel() > 0 and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+                start = tensor.data_ptr()
+                end = start + (last + 1) * tensor.element_size()
+                found.setdefault(id(tensor), (start, end, f"{name}.{at}", is_parameter))
+    reach: tuple[int, int, str, bool] | None = None
+    for span in sorted(found.values(), key=lambda span: (span[0], not span[3])):
+        if reach is not None and span[0] < reach[1] and (span[3] or reach[3]):
+            raise UsageError(
+                f"`{reach[2]}` and `{span[2]}` are different tensors in the same memory, which a run trains apart: assign one "
+                "torch.nn.Parameter to both modules, as in `head.weight = embedding.weight`, or a copy",
+                keyword="model",
+            )
+        if reach is None or span[1] > reach[1]:
+            reach = span
+
+
 def check_module(name: str, module: torch.nn.Module) -> None:
     for at, each in module.named_modules():
         if isinstance(each, torch.nn.modules.batchnorm._NormBase) and each.running_mean is not None:
@@ -236,6 +306,13 @@ def check_module(name: str, module: torch.nn.Module) -> None:
                     f"{where} has momentum=None, so that its statistics are the mean over all batches; expected a number: pass momentum=0.1",
                     keyword="model",
                 )
+    for at, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise UsageError(
+                f"`{name}.{at}` has a hook on its gradient, which a run does not call: remove it, and change the gradient in a module, "
+                "such as with torch.where(mask, weight, weight.detach())",
+                keyword="model",
+            )
     states = [(at, module.get_buffer(at)) for at in states_of(module) if not at.endswith("num_batches_tracked")]
     for at, parameter in [*module.named_parameters(), *states]:
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any, TypeVar
@@ -235,6 +236,11 @@ class End:
         what = f"the last module `{name}`" if self.loss is None else "the loss"
         found = [one_number(what, loss, "the mean loss of the batch")]
         if training:
+            if not found[0].requires_grad:
+                raise RuntimeError(
+                    f"{what} does not depend on the parameters: it is computed from detached tensors, or without a gradient as an accuracy "
+                    "is; return a loss that PyTorch differentiates"
+                )
             return found
         for metric, sum_of in self.metrics.items():
             figure = torch.as_tensor(sum_of(outputs, batch)).to(torch.float32)
@@ -268,7 +274,8 @@ class Borrowed:
             with self.layer.copying:
                 self.module = copy.deepcopy(self.layer.bare, buffers)
         self.attributes = [
-            (at, each, {name: versioned(value) for name, value in each.__dict__.items()}) for at, each in self.module.named_modules()
+            (at, each, {name: (value, snapshot(each, name, value)) for name, value in each.__dict__.items()})
+            for at, each in self.module.named_modules()
         ]
         return self.module
 
@@ -277,11 +284,12 @@ class Borrowed:
         if kind is not None:
             return
         for at, module, before in self.attributes:
-            for name, (value, version) in before.items():
+            for name, (value, kept) in before.items():
                 after = module.__dict__.get(name)
-                if name != "training" and is_changed(value, version, after):
+                if name != "training" and is_changed(value, kept, after):
+                    shown = repr(kept if isinstance(value, CONTAINERS) else value)
                     raise RuntimeError(
-                        f"`{self.layer.name}.{at}`".replace(".`", "`") + f" changes its attribute `{name}` from {value!r} to {after!r} in "
+                        f"`{self.layer.name}.{at}`".replace(".`", "`") + f" changes its attribute `{name}` from {shown} to {after!r} in "
                         "a forward, which is not supported, because a forward is run again where it is recomputed: compute it from the "
                         "inputs, in a local variable"
                     )
@@ -291,17 +299,40 @@ class Borrowed:
         self.layer.free.append(self.module)
 
 
-def versioned(value: Any) -> tuple[Any, int]:
-    """Returns an attribute with the number of writes into it, if it is a tensor."""
-    return value, value._version if isinstance(value, torch.Tensor) else 0
+#: Attributes whose items are compared.
+CONTAINERS = (list, dict, set, deque)
+#: The attributes of every module, which PyTorch changes.
+OF_MODULES = frozenset(vars(torch.nn.Module()))
 
 
-def is_changed(before: Any, version: int, after: Any) -> bool:
-    """Returns whether a forward has changed an attribute that is a tensor, a number or a text; others do not count."""
+def snapshot(module: torch.nn.Module, name: str, value: Any) -> Any:
+    """Returns what shows later whether an attribute has changed: a tensor's number of writes, or the items of a container."""
+    if isinstance(value, torch.Tensor):
+        return value._version
+    # PyTorch's own modules keep lists of their parameters, which a call exchanges.
+    is_own = name in OF_MODULES or type(module).__module__.startswith("torch.nn.")
+    return copy.copy(value) if isinstance(value, CONTAINERS) and not is_own else None
+
+
+def is_changed(before: Any, kept: Any, after: Any) -> bool:
+    """Returns whether a forward has changed an attribute that is a tensor, a number, a text or a container; others do not count."""
     if isinstance(before, torch.Tensor):
         is_equal = isinstance(after, torch.Tensor) and after.shape == before.shape and torch.equal(before, after)
-        return before._version != version or (after is not before and not is_equal)
+        return before._version != kept or (after is not before and not is_equal)
+    if isinstance(before, CONTAINERS):
+        return kept is not None and not (isinstance(after, type(before)) and is_same(kept, after))
     return isinstance(before, (Number, numpy.generic, str)) and after is not before and bool(after != before)
+
+
+def is_same(before: Any, after: Any) -> bool:
+    """Returns whether a container has the same objects, or equal numbers and texts."""
+    if isinstance(before, dict):
+        return list(before) == list(after) and is_same(list(before.values()), list(after.values()))
+    if isinstance(before, set):
+        return bool(before == after)
+    simple = (Number, numpy.generic, str)
+    pairs = zip(before, after)
+    return len(before) == len(after) and all(a is b or (isinstance(a, simple) and isinstance(b, simple) and bool(a == b)) for a, b in pairs)
 
 
 class Graph:
