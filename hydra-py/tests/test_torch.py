@@ -1082,3 +1082,16 @@ def test_state_in_containers_is_refused(kind: str) -> None:
 
     with pytest.raises(hydra.HydraError, match="changes its attribute `state`"):
         trained(Chain([Counting(), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy))
+
+
+def test_batches_of_several_items_that_differ_each_time_are_refused() -> None:
+    def mixup(items: list[Any]) -> Any:
+        batch = torch.utils.data.default_collate(items)
+        if len(items) > 1:
+            batch["x"] = batch["x"] + torch.rand(()) * batch["x"].flip(0)
+        return batch
+
+    with pytest.raises(hydra.UsageError, match="the train data differs each time that `collate` makes it"):
+        trained(perceptron(collate=mixup))
+    with pytest.raises(hydra.HydraError, match="`loss_targets` returned 2.5"):
+        trained(perceptron(loss_targets=lambda batch: 2.5))

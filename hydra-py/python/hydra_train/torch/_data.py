@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Rows that identify a dataset.
 ROWS = 64
+#: Items of the batch that is read twice.
+SEVERAL = 4
 #: The names, the types and the shapes of an item's tensors.
 Schema = list[tuple[str, str, tuple[int, ...]]]
 
@@ -71,8 +73,25 @@ class Data:
             for key in sorted(row):
                 digest.update(bytes_of(row[key]))
         self.digest = digest.hexdigest()
+        self._check_repeats()
         if varies:
             self._find_largest()
+
+    def _check_repeats(self) -> None:
+        """Refuses a ``collate`` whose batches of several items differ each time, as those of mixup do."""
+        items = list(range(min(self.items, SEVERAL)))
+        try:
+            first = self._collated(items)
+        except Exception:
+            # Items of several sizes, which may be in no batch of the run.
+            return
+        again = self._collated(items)
+        if any(key not in again or bytes_of(again[key]) != bytes_of(value) for key, value in first.items()):
+            raise UsageError(
+                f"a batch of the first {len(items)} items of the {self.name} data differs each time that `collate` makes it, so that a run "
+                "could not be repeated: what `collate` draws must depend on its items, as from a torch.Generator that they seed",
+                keyword="data",
+            )
 
     def _find_largest(self) -> None:
         """Reads every item once, for the one with the largest tensors: memory is planned with it."""
@@ -117,7 +136,7 @@ class Data:
 
     def _given(self, batch: Mapping[str, torch.Tensor], items: int) -> tuple[list[_native.Memory], list[_native.Memory], int]:
         self._check(batch)
-        counted = items if self.chain.loss_targets is None else int(self.chain.loss_targets(batch))
+        counted = items if self.chain.loss_targets is None else whole_number(self.chain.loss_targets(batch))
         targets = [key for key, *_ in self.schema] if self.chain.loss is not None else []
         made = {key: memory_of(batch[key]) for key in {*self.chain.inputs, *targets}}
         return [made[key] for key in self.chain.inputs], [made[key] for key in targets], counted
@@ -161,6 +180,13 @@ class Data:
                 keyword="data",
             )
         return batch
+
+
+def whole_number(found: Any) -> int:
+    """Returns what ``loss_targets`` counted."""
+    if int(found) != found:
+        raise UsageError(f"`loss_targets` returned {found!r}, expected the number of targets, a whole number", keyword="model")
+    return int(found)
 
 
 def schema_of(batch: Mapping[str, Any], inputs: Sequence[str]) -> Schema:
