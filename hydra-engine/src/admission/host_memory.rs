@@ -77,7 +77,10 @@ impl HostMemory<'_> {
         let wanted = self.devices.min(concurrent).min(open().count());
         let stored: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
         let in_memory = tasks.iter().map(|task| vec![false; task.buffers.masters.len()]).collect();
-        let division = Division::of(&stored, in_memory, self.promoters());
+        let mut division = Division::of(&stored, in_memory, self.promoters());
+        if open().next().is_none() {
+            division.working = 0;
+        }
         // Working memory is reserved for the whole run, before any task starts.
         let working = division.working.min(self.budget);
         let budget = self.budget - working;
