@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -1016,22 +1018,31 @@ class ScaledLoss:
 
 def test_what_decides_a_model_is_in_its_name() -> None:
     class Power(nn.Module):
-        def __init__(self, exponent: int) -> None:
+        def __init__(self, exponent: int, scale: dict[str, Any], path: str) -> None:
             super().__init__()
-            self.exponent = exponent
+            self._exponent, self.scale = exponent, scale
+            self.config = types.SimpleNamespace(to_dict=lambda: {"rope": {"scale": scale["by"]}, "_name_or_path": path})
 
         def forward(self, x: Any) -> Any:
-            return x**self.exponent
+            return self.scale["by"] * x**self._exponent
 
     def weighted(weight: float) -> Callable[[Any, Any], Any]:
         return lambda outputs, batch: weight * cross_entropy(outputs, batch)
 
-    def named(exponent: int, weight: float) -> str:
-        torch.manual_seed(0)
-        return Chain([Power(exponent), nn.Linear(WIDTH, 2)], inputs="x", loss=weighted(weight))._identity()
+    def own(outputs: Any, batch: Any, *, weight: float = 1.0) -> Any:
+        return weight * cross_entropy(outputs, batch)
 
-    assert named(1, 1.0) == named(1, 1.0)
-    assert len({named(1, 1.0), named(2, 1.0), named(1, 0.5)}) == 3
+    def named(exponent: int = 1, loss: Any = cross_entropy, scale: Any = None, path: str = "a") -> str:
+        torch.manual_seed(0)
+        modules = [Power(exponent, scale or {"by": 1, "to": 2}, path), nn.Linear(WIDTH, 2)]
+        return Chain(modules, inputs="x", loss=loss)._identity()
+
+    assert named() == named(scale={"to": 2, "by": 1}, path="b")
+    different = [named(), named(2), named(loss=weighted(1.0)), named(loss=weighted(0.5)), named(scale={"by": 3, "to": 2})]
+    different += [named(loss=own), named(loss=partial(own, weight=0.5)), named(loss=partial(own, weight=0.25))]
+    own.__kwdefaults__ = {"weight": 2.0}
+    assert len({*different, named(loss=own)}) == 9
+    assert named(loss=weighted(0.5)) == named(loss=weighted(0.5))
 
 
 def test_hooks_shared_memory_and_later_changes_of_parameters_are_refused() -> None:

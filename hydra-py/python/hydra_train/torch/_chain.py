@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Number
 from pathlib import Path
 from types import CellType, CodeType
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import default_collate
 
 from hydra_train._errors import HydraError, UsageError
 from hydra_train.torch._data import Data, fits, form, shown, size_of, splits_of
-from hydra_train.torch._layer import End, Layer, Loss, Sum, states_of
+from hydra_train.torch._layer import OF_MODULES, End, Layer, Loss, Sum, states_of
 from hydra_train.torch._memory import bytes_of, name_of
 from hydra_train.torch._trace import cost_keys
 
@@ -228,32 +231,55 @@ class Bound:
 
 def settings_of(module: torch.nn.Module) -> list[Any]:
     """Returns the numbers and texts of a module, and its configuration if it has one, as JSON has them."""
-    own = {at: value for at, value in vars(module).items() if at != "training" and not at.startswith("_") and is_setting(value)}
     config: Any = getattr(module, "config", None)
     keys: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
-    keys = {at: repr(value) for at, value in keys.items() if at != "transformers_version" and is_setting(value)}
-    return [sorted((at, repr(value)) for at, value in own.items()), sorted(keys.items())]
+    # It is no part of the configuration, and decides the kernels.
+    keys["_attn_implementation"] = getattr(config, "_attn_implementation", None)
+    # Private lists are often made of sets, whose order differs in each process.
+    own = {at: value for at, value in vars(module).items() if isinstance(value, SIMPLE) or not at.startswith("_")}
+    return [simple({at: value for at, value in each.items() if at not in LABELS and is_simple(value)}) for each in (own, keys)]
 
 
-def is_setting(value: Any) -> bool:
+SIMPLE = (Number, numpy.generic, str, torch.dtype)
+#: The attributes and the keys of configurations that compute nothing.
+LABELS = OF_MODULES | {"name_or_path", "_name_or_path", "transformers_version", "_is_hf_initialized", "warnings_issued"}
+
+
+def is_simple(value: Any) -> bool:
+    """Returns whether a value is a number, a text, a type, or consists of these."""
     if isinstance(value, (tuple, list)):
-        return all(is_setting(each) for each in value)
-    return value is None or isinstance(value, (bool, int, float, str))
+        return all(is_simple(each) for each in value)
+    if isinstance(value, dict):
+        return all(is_simple(pair) for pair in value.items())
+    return value is None or isinstance(value, SIMPLE)
+
+
+def simple(value: Any) -> Any:
+    """Returns a value as JSON has it, with the keys of dictionaries in an order of their own."""
+    if isinstance(value, (tuple, list)):
+        return [simple(each) for each in value]
+    if isinstance(value, dict):
+        return sorted([repr(key), simple(each)] for key, each in value.items())
+    return repr(value)
 
 
 def code_of(function: Any) -> list[Any]:
-    """Returns the code of a function of Python with the numbers and texts that it closes over, as JSON has them."""
+    """Returns the code of a function of Python with the numbers and texts that it has or closes over, as JSON has them."""
+    if isinstance(function, functools.partial):
+        given = [each for each in (*function.args, function.keywords) if is_simple(each)]
+        return [name_of(function.func), code_of(function.func), simple(given)]
     code = getattr(function, "__code__", None)
     if code is None:
         return []
     cells = [each.cell_contents for each in getattr(function, "__closure__", None) or () if is_filled(each)]
-    values = [*(getattr(function, "__defaults__", None) or ()), *cells]
-    return [_code(code), [repr(each) for each in values if is_setting(each)]]
+    values = [*(getattr(function, "__defaults__", None) or ()), getattr(function, "__kwdefaults__", None), *cells]
+    return [_code(code), [simple(each) for each in values if is_simple(each)]]
 
 
 def _code(code: CodeType) -> list[Any]:
-    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts if not isinstance(each, frozenset)]
-    return [code.co_code.hex(), constants, list(code.co_names)]
+    # The order of a set differs in each process.
+    constants = [sorted(map(repr, each)) if isinstance(each, frozenset) else each for each in code.co_consts]
+    return [code.co_code.hex(), [_code(each) if isinstance(each, CodeType) else repr(each) for each in constants], list(code.co_names)]
 
 
 def is_filled(cell: CellType) -> bool:
