@@ -12,6 +12,7 @@ import threading
 import time
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -1076,23 +1077,39 @@ def test_a_loss_without_a_gradient_is_refused() -> None:
         trained(chain)
 
 
-@pytest.mark.parametrize("kind", ["dict", "list"])
+@pytest.mark.parametrize("kind", ["dict", "list", "nested", "written"])
 def test_state_in_containers_is_refused(kind: str) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(WIDTH, WIDTH)
-            self.state: Any = {"calls": 0} if kind == "dict" else []
+            self.state: Any = {"dict": {"calls": 0}, "list": [], "nested": [deque([0], 8)]}.get(kind, {"sums": [torch.zeros(1)]})
 
         def forward(self, x: Any) -> Any:
             if kind == "dict":
                 self.state["calls"] += 1
+            elif kind == "nested":
+                self.state[0].append(1)
+            elif kind == "written":
+                self.state["sums"][0] += 1
             else:
                 self.state.append(x)
             return self.linear(x)
 
     with pytest.raises(hydra.HydraError, match="changes its attribute `state`"):
         trained(Chain([Counting(), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy))
+
+
+def test_containers_that_a_forward_reads_and_a_recurrent_module_of_ones_own_are_trained() -> None:
+    class Recurrent(nn.LSTM):
+        def __init__(self) -> None:
+            super().__init__(WIDTH // 8, 32, batch_first=True)
+            self.state = {"sizes": [8, [WIDTH // 8]], "mask": torch.ones(32), "names": {"x"}}
+
+        def forward(self, x: Any) -> Any:
+            return super().forward(x.reshape(-1, self.state["sizes"][0], WIDTH // 8))[0][:, -1] * self.state["mask"]
+
+    assert trained(Chain([Recurrent(), nn.Linear(32, 2)], inputs="x", loss=cross_entropy)).state == "done"
 
 
 def test_batches_of_several_items_that_differ_each_time_are_refused() -> None:

@@ -10,18 +10,16 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Number
 from pathlib import Path
 from types import CellType, CodeType
 from typing import Any
 
-import numpy
 import torch
 from torch.utils.data import default_collate
 
 from hydra_train._errors import HydraError, UsageError
 from hydra_train.torch._data import Data, fits, form, shown, size_of, splits_of
-from hydra_train.torch._layer import OF_MODULES, End, Layer, Loss, Sum, states_of
+from hydra_train.torch._layer import OF_MODULES, SIMPLE, End, Layer, Loss, Sum, states_of
 from hydra_train.torch._memory import bytes_of, name_of
 from hydra_train.torch._trace import cost_keys
 
@@ -236,11 +234,10 @@ def settings_of(module: torch.nn.Module) -> list[Any]:
     # It is no part of the configuration, and decides the kernels.
     keys["_attn_implementation"] = getattr(config, "_attn_implementation", None)
     # Private lists are often made of sets, whose order differs in each process.
-    own = {at: value for at, value in vars(module).items() if isinstance(value, SIMPLE) or not at.startswith("_")}
+    own = {at: value for at, value in vars(module).items() if isinstance(value, (*SIMPLE, torch.dtype)) or not at.startswith("_")}
     return [simple({at: value for at, value in each.items() if at not in LABELS and is_simple(value)}) for each in (own, keys)]
 
 
-SIMPLE = (Number, numpy.generic, str, torch.dtype)
 #: The attributes and the keys of configurations that compute nothing.
 LABELS = OF_MODULES | {"name_or_path", "_name_or_path", "transformers_version", "_is_hf_initialized", "warnings_issued"}
 
@@ -251,7 +248,7 @@ def is_simple(value: Any) -> bool:
         return all(is_simple(each) for each in value)
     if isinstance(value, dict):
         return all(is_simple(pair) for pair in value.items())
-    return value is None or isinstance(value, SIMPLE)
+    return value is None or isinstance(value, (*SIMPLE, torch.dtype))
 
 
 def simple(value: Any) -> Any:

@@ -299,7 +299,8 @@ class Borrowed:
         self.layer.free.append(self.module)
 
 
-#: Attributes whose items are compared.
+#: Attributes that are compared, and those whose items are.
+SIMPLE = (Number, numpy.generic, str)
 CONTAINERS = (list, dict, set, deque)
 #: The attributes of every module, which PyTorch changes.
 OF_MODULES = frozenset(vars(torch.nn.Module()))
@@ -309,9 +310,20 @@ def snapshot(module: torch.nn.Module, name: str, value: Any) -> Any:
     """Returns what shows later whether an attribute has changed: a tensor's number of writes, or the items of a container."""
     if isinstance(value, torch.Tensor):
         return value._version
-    # PyTorch's own modules keep lists of their parameters, which a call exchanges.
-    is_own = name in OF_MODULES or type(module).__module__.startswith("torch.nn.")
-    return copy.copy(value) if isinstance(value, CONTAINERS) and not is_own else None
+    # Recurrent modules keep lists of their parameters, which a call exchanges.
+    is_own = name in OF_MODULES or (isinstance(module, torch.nn.RNNBase) and name.startswith("_flat"))
+    return items_of(value) if isinstance(value, CONTAINERS) and not is_own else None
+
+
+def items_of(value: Any, depth: int = 2) -> Any:
+    """Returns a copy of a container with the items of the containers in it, and with the number of writes of each tensor."""
+    if isinstance(value, torch.Tensor):
+        return [value, value._version]
+    if not isinstance(value, CONTAINERS) or depth == 0:
+        return value
+    if isinstance(value, dict):
+        return {key: items_of(each, depth - 1) for key, each in value.items()}
+    return set(value) if isinstance(value, set) else [items_of(each, depth - 1) for each in value]
 
 
 def is_changed(before: Any, kept: Any, after: Any) -> bool:
@@ -320,19 +332,18 @@ def is_changed(before: Any, kept: Any, after: Any) -> bool:
         is_equal = isinstance(after, torch.Tensor) and after.shape == before.shape and torch.equal(before, after)
         return before._version != kept or (after is not before and not is_equal)
     if isinstance(before, CONTAINERS):
-        return kept is not None and not (isinstance(after, type(before)) and is_same(kept, after))
-    return isinstance(before, (Number, numpy.generic, str)) and after is not before and bool(after != before)
+        return kept is not None and not is_same(kept, items_of(after))
+    return isinstance(before, SIMPLE) and after is not before and bool(after != before)
 
 
 def is_same(before: Any, after: Any) -> bool:
-    """Returns whether a container has the same objects, or equal numbers and texts."""
-    if isinstance(before, dict):
+    """Returns whether two values are one object, equal numbers or texts, or containers of such values."""
+    if isinstance(before, dict) and isinstance(after, dict):
         return list(before) == list(after) and is_same(list(before.values()), list(after.values()))
-    if isinstance(before, set):
-        return bool(before == after)
-    simple = (Number, numpy.generic, str)
-    pairs = zip(before, after)
-    return len(before) == len(after) and all(a is b or (isinstance(a, simple) and isinstance(b, simple) and bool(a == b)) for a, b in pairs)
+    if isinstance(before, list) and isinstance(after, list):
+        return len(before) == len(after) and all(map(is_same, before, after))
+    is_equal = isinstance(before, (set, *SIMPLE)) and isinstance(after, (set, *SIMPLE)) and bool(before == after)
+    return before is after or is_equal
 
 
 class Graph:
