@@ -22,6 +22,7 @@ import pytest
 
 import hydra_train as hydra
 
+numpy = pytest.importorskip("numpy", reason="NumPy is not installed here")
 torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
 
 from hydra_train.torch import Chain, Chained  # noqa: E402
@@ -514,7 +515,12 @@ class Broken(nn.Module):
         if self.how == "new buffer":
             self.seen = self.seen + 1
         if self.how == "random":
-            return self.linear(x) * random.random()
+            # Hardly any draw changes an output.
+            return self.linear(x) if random.random() < 0.9999 else x
+        if self.how == "numpy":
+            return self.linear(x) if numpy.random.rand() < 0.9999 else x
+        if self.how == "outside":
+            return self.linear(x) * os.urandom(1)[0]
         if self.how == "state":
             self.calls += 1
             # As a term that is warmed up.
@@ -547,7 +553,9 @@ class Broken(nn.Module):
         ("input", "changes a parameter or an input in place"),
         ("buffer", "changes its buffer `seen`"),
         ("new buffer", "changes its buffers"),
-        ("random", "gives another output when it is run again"),
+        ("random", "draws from the global generator of Python's `random`"),
+        ("numpy", "draws from the global generator of `numpy.random`"),
+        ("outside", "gives another output when it is run again"),
         ("state", "changes its attribute `calls` from 0 to 1 in a forward"),
         ("tensor", "changes its attribute `step` from tensor(0.) to tensor(1.) in a forward"),
         ("list", f"a tensor of shape [{WIDTH}] that requires a gradient and is no parameter of it"),
@@ -566,9 +574,27 @@ def test_a_wrong_module_is_named_with_the_cause(how: str, expected: str) -> None
         trained(chain)
     text = str(caught.value)
     assert expected in text and "wrong" in text, text
-    if "run again" not in expected:
+    if how != "outside":
         assert "Traceback (most recent call last)" in text and "File " in text, text
     assert trained(perceptron()).state == "done", "another run in the same process"
+
+
+def test_other_threads_may_draw_from_the_global_generators() -> None:
+    class Drawing(nn.Module):
+        """A module during whose first calls another thread draws."""
+
+        calls = 0
+
+        def forward(self, x: Any) -> Any:
+            Drawing.calls += 1
+            if Drawing.calls < 3:
+                thread = threading.Thread(target=random.random)
+                thread.start()
+                thread.join()
+            return x
+
+    chain = Chain([nn.Linear(WIDTH, 2), Drawing()], inputs="x", loss=cross_entropy)
+    assert trained(chain).state == "done" and Drawing.calls > 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import threading
 import warnings
 from collections import deque
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import numpy
 import torch
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from hydra_train import _native
 from hydra_train._errors import HydraError
@@ -24,6 +26,7 @@ Loss = Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]
 Sum = Callable[[Any, Mapping[str, torch.Tensor]], "torch.Tensor | float"]
 
 
+T = TypeVar("T")
 AnyGuard = TypeVar("AnyGuard", bound=Guard)
 #: The running statistics of a batch normalization.
 STATES = ("running_mean", "running_var", "num_batches_tracked")
@@ -119,9 +122,11 @@ class Layer:
         self._set_threads()
         every, arguments = [tensor_of(each) for each in parameters], [tensor_of(each) for each in inputs]
         batch = {} if self.ends is None else dict(zip(self.ends.keys, map(tensor_of, targets)))
-        found, observed, guard = self.run(
-            every, arguments, batch, training, fixed, lambda known: Guard(self.name, seed, known, measured)
-        )
+
+        def call() -> tuple[list[torch.Tensor], dict[str, torch.Tensor], Guard]:
+            return self.run(every, arguments, batch, training, fixed, lambda known: Guard(self.name, seed, known, measured))
+
+        found, observed, guard = without_draws(self.name, call) if measured else call()
         # What a module only passes on is not copied.
         given = {id(argument): memory for argument, memory in zip(arguments, inputs)}
         memory = [given[id(each)] if id(each) in given else memory_of(each.detach()) for each in found]
@@ -222,6 +227,35 @@ class Layer:
         # Each thread has its own number, which begins as the machine's.
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
+
+
+#: Calls of a module that draws from a generator of the program before it is refused.
+ATTEMPTS = 4
+
+
+def without_draws(name: str, call: Callable[[], T]) -> T:
+    """Makes a call, and refuses one that draws from the global generators of Python or NumPy."""
+    for _ in range(ATTEMPTS):
+        before = global_generators()
+        found = call()
+        drawn = [each for each, state in global_generators().items() if state != before[each]]
+        # Another thread may have drawn meanwhile.
+        if not drawn:
+            return found
+        del found
+    raise RuntimeError(
+        f"`{name}` draws from the global generator of {' and '.join(drawn)} in its forward, which would draw other numbers when it is run "
+        "again: draw with PyTorch, as in `torch.rand(()).item()`"
+    )
+
+
+def global_generators() -> dict[str, Any]:
+    """Returns the states of the global generators of Python and NumPy."""
+    of_numpy = tree_leaves(numpy.random.get_state(legacy=False))
+    return {
+        "Python's `random`": random.getstate(),
+        "`numpy.random`": [each.tobytes() if isinstance(each, numpy.ndarray) else each for each in of_numpy],
+    }
 
 
 class End:
