@@ -25,6 +25,8 @@ import hydra_train as hydra
 numpy = pytest.importorskip("numpy", reason="NumPy is not installed here")
 torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
 
+from torch.nn.utils import prune  # noqa: E402
+
 from hydra_train.torch import Chain, Chained  # noqa: E402
 
 nn, functional = torch.nn, torch.nn.functional
@@ -689,6 +691,42 @@ def test_invalid_chains_are_refused_by_name() -> None:
         Chain([linear], inputs="x", whole=nn.Linear(WIDTH, 2))
 
 
+def test_modules_and_data_that_raise_are_refused_by_name() -> None:
+    def linear(**attributes: Any) -> Any:
+        made = nn.Linear(WIDTH, WIDTH)
+        for name, value in attributes.items():
+            setattr(made, name, value)
+        return made
+
+    def buffer() -> Any:
+        made = linear()
+        made.register_buffer("mask", torch.empty(2, device="meta"))
+        return made
+
+    doubled = linear()
+    doubled.twice = doubled.weight * 2
+    for module, expected in [
+        (doubled, "`1.0.twice` was computed by MulBackward0 from parameters"),
+        (prune.l1_unstructured(linear(), "weight", 0.5), "`1.0.weight` was computed by MulBackward0"),
+        (torch.jit.script(linear()), "`1.0` is a scripted module"),
+        (buffer(), "the buffer `1.0.mask` is on meta"),
+        (linear(config=types.SimpleNamespace(to_dict=abs)), "the module `1` cannot be identified: TypeError"),
+        (linear(lock=threading.Lock()), "the module `1` cannot be copied, as it is for each device: TypeError: cannot pickle '_thread.lock'"),
+    ]:
+        with pytest.raises(hydra.UsageError) as caught:
+            Chain([nn.Linear(WIDTH, WIDTH), nn.Sequential(module), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy).bind(rows())
+        assert expected in str(caught.value) and caught.value.keyword == "model"
+    for name, error in [("__len__", TypeError("no length")), ("__getitem__", KeyError("a column"))]:
+        data = type("Data", (), {"__len__": lambda self: 4, "__getitem__": lambda self, at: rows()[at], name: lambda *_, error=error: raised(error)})
+        with pytest.raises(hydra.UsageError, match=f"the validation data cannot be read: {type(error).__name__}: {error}") as refused:
+            hydra.select(model=perceptron(), data={"train": rows(), "validation": data()})
+        assert refused.value.keyword == "data" and refused.value.__cause__ is error
+
+
+def raised(error: Exception) -> None:
+    raise error
+
+
 def test_invalid_data_is_refused_by_key() -> None:
     row = rows()[0]
     changing = type("Changing", (), {"__len__": lambda self: 4, "__getitem__": lambda self, at: {"x": torch.rand(WIDTH)}})()
@@ -1089,11 +1127,16 @@ def test_hooks_shared_memory_and_later_changes_of_parameters_are_refused() -> No
     kept = linears()
     kept[0].register_buffer("start", kept[2].weight.detach()[0])
     refused(kept, "are different tensors in the same memory")
-    later = linears()
-    chain = Chain(later, inputs="x", loss=cross_entropy)
-    later[0].double()
-    with pytest.raises(hydra.UsageError, match="`0.weight` is of torch.float64"):
-        hydra.select(model=chain, data=rows(), lr=0.1, **PLAIN)
+    for change, expected in [
+        (lambda linear: linear.double(), "`0.weight` is of torch.float64"),
+        (lambda linear: linear.to("meta"), "`0.weight` is of torch.float32 on meta"),
+        (lambda linear: linear.bias.register_post_accumulate_grad_hook(print), "`0.bias` has a hook on its gradient"),
+    ]:
+        later = linears()
+        chain = Chain(later, inputs="x", loss=cross_entropy)
+        change(later[0])
+        with pytest.raises(hydra.UsageError, match=expected):
+            hydra.select(model=chain, data=rows(), lr=0.1, **PLAIN)
 
 
 def test_a_loss_without_a_gradient_is_refused() -> None:

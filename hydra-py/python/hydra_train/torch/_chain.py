@@ -10,6 +10,7 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import CellType, CodeType
 from typing import Any
@@ -90,7 +91,8 @@ class Chain:
                 raise UsageError(f"`{name}` is a {type(module).__name__}, expected a torch.nn.Module", keyword="model")
             if not name or "." in name:
                 raise UsageError(f"a module is called {name!r}; names have no dots and are not empty", keyword="model")
-            check_module(name, module)
+            with naming(f"the module `{name}` cannot be checked"):
+                check_module(name, module)
         check_memory(self.modules)
         parameters = [(name, at) for name, module in self.modules.items() for at, _ in module.named_parameters()]
         if not any(self.modules[name].get_parameter(at).requires_grad for name, at in parameters):
@@ -135,16 +137,16 @@ class Chain:
         """Returns a hash of the modules, their code's names, their initial weights and of what else decides results."""
         digest = hashlib.sha256()
         for name, module in self.modules.items():
-            classes = [f"{at}: {name_of(type(each))}" for at, each in module.named_modules()]
-            parameters = [(at, list(each.shape), each.requires_grad) for at, each in module.named_parameters()]
-            # Functions are shown with their addresses.
-            text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))
-            own_settings = [(at, settings_of(each)) for at, each in module.named_modules()]
-            digest.update(json.dumps([name, classes, text, parameters, own_settings]).encode())
-            tensors = [*module.named_parameters(), *module.named_buffers()]
-            for at, tensor in tensors:
-                digest.update(at.encode())
-                digest.update(bytes_of(tensor))
+            with naming(f"the module `{name}` cannot be identified"):
+                classes = [f"{at}: {name_of(type(each))}" for at, each in module.named_modules()]
+                parameters = [(at, list(each.shape), each.requires_grad) for at, each in module.named_parameters()]
+                # Functions are shown with their addresses.
+                text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))
+                own_settings = [(at, settings_of(each)) for at, each in module.named_modules()]
+                digest.update(json.dumps([name, classes, text, parameters, own_settings]).encode())
+                for at, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                    digest.update(at.encode())
+                    digest.update(bytes_of(tensor))
         own = [self.loss, self.collate, self.loss_targets, *(each for each, _ in self.metrics.values())]
         functions = [[name_of(each), code_of(each)] for each in own if each is not None]
         settings = [list(self.inputs), functions, self.threads, self.language_model, torch.__version__]
@@ -194,10 +196,11 @@ class Bound:
         self.metrics = [(name, best == "max") for name, (_, best) in chain.metrics.items()]
         splits, reading = splits_of(data), threading.Lock()
         self.model = f"torch:{chain.name}-{chain._identity()}"
-        self.train, self.validation, self.test = (
-            None if splits.get(split) is None else Data(splits[split], chain, split, reading)
-            for split in ("train", "validation", "test")
-        )
+        found: dict[str, Data | None] = {"train": None, "validation": None, "test": None}
+        for split, dataset in splits.items():
+            with naming(f"the {split} data cannot be read", keyword="data"):
+                found[split] = None if dataset is None else Data(dataset, chain, split, reading)
+        self.train, self.validation, self.test = found.values()
         read = [each for each in (self.train, self.validation, self.test) if each is not None]
         largest = max(read, key=lambda each: size_of(each.schema))
         for other in read:
@@ -218,13 +221,24 @@ class Bound:
         end = End(keys, chain.loss, {name: sum_of for name, (sum_of, _) in chain.metrics.items()})
         of_modules = [{id(each) for each in module.parameters()} for module in chain.modules.values()]
         shared = {each for ids in of_modules for each in ids if sum(each in other for other in of_modules) > 1}
-        self.layers = [
-            Layer(name, module, chain.threads, end if at == last else None, shared)
-            for at, (name, module) in enumerate(chain.modules.items())
-        ]
+        self.layers = []
+        for at, (name, module) in enumerate(chain.modules.items()):
+            with naming(f"the module `{name}` cannot be copied, as it is for each device", "create what fails where it is used"):
+                self.layers.append(Layer(name, module, chain.threads, end if at == last else None, shared))
         first = read[0].inputs()
         for layer, key in zip(self.layers, cost_keys(self.layers, first)):
             layer.cost_key = key
+
+
+@contextmanager
+def naming(what: str, remedy: str = "", keyword: str = "model") -> Iterator[None]:
+    """Names what fails in an exception of other code."""
+    try:
+        yield
+    except HydraError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what}: {type(error).__name__}: {error}{remedy and '; '}{remedy}", keyword=keyword) from error
 
 
 def settings_of(module: torch.nn.Module) -> list[Any]:
@@ -316,6 +330,19 @@ def check_memory(modules: Mapping[str, torch.nn.Module]) -> None:
 
 def check_module(name: str, module: torch.nn.Module) -> None:
     for at, each in module.named_modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            raise UsageError(
+                f"`{name}.{at}`".replace(".`", "`") + " is a scripted module, expected one of Python: pass the module that was scripted",
+                keyword="model",
+            )
+        for attribute, value in [*vars(each).items(), *each.named_buffers(recurse=False)]:
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                raise UsageError(
+                    f"`{name}.{at}.{attribute}`".replace("..", ".") + f" was computed by {value.grad_fn.name()} from parameters, which it "
+                    "would not follow in training: compute it in the forward. Weights are normalized there by functions of "
+                    "torch.nn.utils.parametrizations, and torch.nn.utils.prune.remove makes pruned ones parameters",
+                    keyword="model",
+                )
         if isinstance(each, torch.nn.modules.batchnorm._NormBase) and each.running_mean is not None:
             where, kind = f"`{name}.{at}` ({type(each).__name__})".replace(".`", "`"), torch.nn.modules.batchnorm._BatchNorm
             if not isinstance(each, kind) or type(each).forward is not kind.forward:
@@ -344,6 +371,12 @@ def check_module(name: str, module: torch.nn.Module) -> None:
             raise UsageError(
                 f"`{name}.{at}` is of {parameter.dtype} on {parameter.device}, expected float32 on the CPU: call "
                 "`module.float().cpu()`",
+                keyword="model",
+            )
+    for at, buffer in module.named_buffers():
+        if buffer.device.type != "cpu":
+            raise UsageError(
+                f"the buffer `{name}.{at}` is on {buffer.device}, expected the CPU: make the module there, or call `module.cpu()`",
                 keyword="model",
             )
 
