@@ -691,6 +691,19 @@ def test_invalid_chains_are_refused_by_name() -> None:
         Chain([linear], inputs="x", whole=nn.Linear(WIDTH, 2))
 
 
+def test_modules_without_a_chain_and_lists_of_them_are_refused() -> None:
+    linear = nn.Linear(WIDTH, 2)
+    for model, expected in [
+        (linear, "`model` is a Linear, expected one chain"),
+        ([linear, nn.ReLU()], "`model` has a Linear in a list, expected one chain"),
+        ([perceptron()], "`model` has a Chain in a list, expected one chain"),
+    ]:
+        for command in (hydra.select, hydra.evaluate):
+            with pytest.raises(hydra.UsageError, match=expected) as caught:
+                command(model=model, data=rows())
+            assert caught.value.keyword == "model" and "hydra_train.torch.chain(model)" in str(caught.value)
+
+
 def test_modules_and_data_that_raise_are_refused_by_name() -> None:
     def linear(**attributes: Any) -> Any:
         made = nn.Linear(WIDTH, WIDTH)

@@ -137,6 +137,7 @@ def _own(command: str, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, A
     module = sys.modules.get("hydra_train.torch")
     chain = settings.get("model")
     if module is None or not isinstance(chain, module.Chain):
+        _refuse_modules(chain)
         return None, settings
     if settings.get("data") is None:
         raise UsageError("a chain of PyTorch modules needs `data`, a map-style dataset", keyword="data")
@@ -146,6 +147,20 @@ def _own(command: str, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, A
     # A run has the names in its directory.
     names = {} if command == "resume" else {"model": own.model, "data": own.data}
     return own, {name: value for name, value in settings.items() if name not in ("model", "data")} | names
+
+
+def _refuse_modules(model: Any) -> None:
+    """Refuses modules of PyTorch that no chain was made of, and several chains."""
+    kinds = [getattr(sys.modules.get(package), name, None) for package, name in (("torch.nn", "Module"), ("hydra_train.torch", "Chain"))]
+    several = isinstance(model, (list, tuple))
+    for each in model if several else [model]:
+        if isinstance(each, tuple(kind for kind in kinds if isinstance(kind, type))):
+            found = f"`model` has a {type(each).__name__} in a list" if several else f"`model` is a {type(each).__name__}"
+            raise UsageError(
+                f"{found}, expected one chain: `hydra_train.torch.Chain([first, second, ..], inputs=.., loss=..)` makes it of modules "
+                "that pass their outputs on, and `hydra_train.torch.chain(model)` of a model of Transformers",
+                keyword="model",
+            )
 
 
 def _metric(command: str, settings: Mapping[str, Any]) -> tuple[Metric | None, Mapping[str, Any]]:
