@@ -1048,6 +1048,24 @@ def test_metrics_of_a_cut_model_read_its_outputs() -> None:
         assert task.report["validation"]["metrics"] == {"accuracy": accuracy(outputs, batch).item() / 6}
 
 
+def test_what_a_model_has_that_no_part_computes_is_named() -> None:
+    from hydra_train.torch import chain
+
+    transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
+    routed = transformers_model("Mixtral")
+    routed.config.output_router_logits = True
+    small = {"vocab_size": 256, "embedding_size": 32, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    projected = transformers.ElectraForSequenceClassification(transformers.ElectraConfig(**small))
+    several = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=256, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4))
+    for model, expected in [
+        (routed, "cannot be cut: its configuration has `output_router_logits=True`"),
+        (projected, "cannot be cut: it has `embeddings_project` besides its embeddings"),
+        (several, "it has an encoder and a decoder"),
+    ]:
+        with pytest.raises(hydra.UsageError, match=expected):
+            chain(model)
+
+
 def test_a_model_that_is_cut_wrongly_is_refused() -> None:
     from hydra_train.torch import chain
 

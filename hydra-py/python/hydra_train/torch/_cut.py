@@ -60,16 +60,16 @@ def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **sett
     causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": given, "loss": _own_loss}
     defaults["loss_targets"] = _predicted_tokens if causal else _labelled
-    _check_cut(given, model, cut, inputs, options)
+    _check_cut(given, model, cut, inputs, options, _unknown_to(family, inner))
     return Chain(dict(zip(names, cut)), inputs=inputs, **(defaults | settings))
 
 
 def _not_built_so(model: torch.nn.Module, inner: torch.nn.Module) -> UsageError:
     """Returns the error for a model that no family fits."""
-    if inner is model:
-        met = "it has no head, which computes a loss from `labels`"
-    elif getattr(inner.config, "is_encoder_decoder", False):
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         met = "it has an encoder and a decoder"
+    elif inner is model:
+        met = "it has no head, which computes a loss from `labels`"
     else:
         met = f"its {type(inner).__name__} has {', '.join(f'`{name}`' for name, _ in inner.named_children())}"
     return UsageError(
@@ -78,6 +78,19 @@ def _not_built_so(model: torch.nn.Module, inner: torch.nn.Module) -> UsageError:
         "a list of modules to `Chain`",
         keyword="model",
     )
+
+
+def _unknown_to(family: _Family, inner: torch.nn.Module) -> str:
+    """Returns what a model has that its parts do not compute, which is the likely cause if their loss differs."""
+    found = []
+    if getattr(inner.config, "output_router_logits", False):
+        found.append("its configuration has `output_router_logits=True`, for a loss of the routers of all blocks, expected False")
+    known = [family.blocks, *family.embeddings, *family.before, *family.after]
+    names = [name for name, _ in inner.named_parameters() if not any(f"{name}.".startswith(f"{path}.") for path in known)]
+    others = dict.fromkeys(name.rpartition(".")[0] or name for name in names)
+    if others:
+        found.append(f"it has {', '.join(f'`{name}`' for name in others)} besides its embeddings, its blocks and its last normalization, which no part computes: pass a list of modules to `Chain`")
+    return "".join(f"{each}; " for each in found)
 
 
 class _Family:
@@ -195,7 +208,12 @@ def _shallow(module: torch.nn.Module, changed: Mapping[str, torch.nn.Module | No
 
 
 def _check_cut(
-    given: torch.nn.Module, model: torch.nn.Module, cut: Sequence[torch.nn.Module], inputs: Sequence[str], options: Mapping[str, Any]
+    given: torch.nn.Module,
+    model: torch.nn.Module,
+    cut: Sequence[torch.nn.Module],
+    inputs: Sequence[str],
+    options: Mapping[str, Any],
+    unknown_to_parts: str,
 ) -> None:
     """Compares the loss of the parts of `model` with that of the `given` one, which may have adapters around it."""
     tensors, name = _example(model), name_of(type(given))
@@ -213,11 +231,11 @@ def _check_cut(
                 raise UsageError(f"`{name}` cannot be cut: it returns no loss for `labels`", keyword="model")
             if not torch.allclose(found, expected, rtol=1e-5):
                 where = "in training the loss" if training else "the loss"
-                raise UsageError(f"`{name}` cannot be cut: {where} of its parts is {found}, and its own {expected}", keyword="model")
+                raise UsageError(f"`{name}` cannot be cut: {unknown_to_parts}{where} of its parts is {found}, and its own {expected}", keyword="model")
     except UsageError:
         raise
     except Exception as error:
-        raise UsageError(f"`{name}` cannot be cut: {type(error).__name__}: {error}", keyword="model") from error
+        raise UsageError(f"`{name}` cannot be cut: {unknown_to_parts}{type(error).__name__}: {error}", keyword="model") from error
     finally:
         for each, mode in modes:
             each.training = mode
