@@ -514,6 +514,8 @@ class Broken(nn.Module):
             x.data.zero_()
         if self.how == "buffer":
             self.seen += 1
+        if self.how == "read buffer":
+            self.seen.copy_(self.seen + 1)
         if self.how == "new buffer":
             self.seen = self.seen + 1
         if self.how == "random":
@@ -554,6 +556,7 @@ class Broken(nn.Module):
         ("parameter", "changes a parameter or an input in place"),
         ("input", "changes a parameter or an input in place"),
         ("buffer", "changes its buffer `seen`"),
+        ("read buffer", "changes its buffer `seen`"),
         ("new buffer", "changes its buffers"),
         ("random", "draws from the global generator of Python's `random`"),
         ("numpy", "draws from the global generator of `numpy.random`"),
@@ -864,6 +867,11 @@ def transformers_model(name: str) -> Any:
         small |= {"num_key_value_heads": 2, "head_dim": 32}
     if name == "Mixtral":
         small |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 128}
+    if name == "Phi3":
+        # Each call writes the frequencies of its length into a buffer.
+        rotary = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+        small |= {"eos_token_id": 1, "original_max_position_embeddings": 16, "num_key_value_heads": 2}
+        small |= {"rope_parameters": rotary | {"original_max_position_embeddings": 16}}
     if name == "Gemma2":
         small |= {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
     torch.manual_seed(7)
@@ -928,7 +936,7 @@ def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(re.findall(r"^\w+: lr\S+, validation loss \d+\.\d+, [2-9] shards$", printed, re.MULTILINE)) == 5, printed
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Qwen2", "Qwen3", "Gemma2", "Mixtral", *TOKENS_OR_SEVERAL, *CLASSIFIERS])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Qwen2", "Qwen3", "Gemma2", "Phi3", "Mixtral", *TOKENS_OR_SEVERAL, *CLASSIFIERS])
 def test_a_cut_model_trains_as_the_whole_one_in_pytorch(name: str, tmp_path: Path) -> None:
     from hydra_train.torch import chain
 

@@ -223,7 +223,7 @@ class Bound:
         shared = {each for ids in of_modules for each in ids if sum(each in other for other in of_modules) > 1}
         self.layers = []
         for at, (name, module) in enumerate(chain.modules.items()):
-            with naming(f"the module `{name}` cannot be copied, as it is for each device", "create what fails where it is used"):
+            with naming(f"the module `{name}` cannot be copied, as it is for each device", "make such an object in the forward"):
                 self.layers.append(Layer(name, module, chain.threads, end if at == last else None, shared))
         first = read[0].inputs()
         for layer, key in zip(self.layers, cost_keys(self.layers, first)):

@@ -24,6 +24,8 @@ class Guard(TorchDispatchMode):
         self.generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
+        #: The buffers of the call's own that it writes before it reads them, by address.
+        self.unwritten: dict[int, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -32,6 +34,8 @@ class Guard(TorchDispatchMode):
                 f"`{self.layer}` runs its forward again in the backward pass, as activation checkpointing does, which is not "
                 "supported: turn it off, because Hydra recomputes forwards itself"
             )
+        if self.unwritten:
+            self._check_read(func, args, kwargs)
         is_random, writes = _kind_of(func)
         if is_random:
             func, kwargs = self._drawing(func, args, kwargs)
@@ -69,8 +73,21 @@ class Guard(TorchDispatchMode):
         for tensor in tree_leaves([given.get(name) for name in writes]):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
                 name = self.fixed.get(tensor.untyped_storage().data_ptr())
+                if name and func is torch.ops.aten.copy_.default and is_whole(tensor):
+                    raise OverwritesBuffer(name)
                 if name is not None and tensor.numel() > 0:
                     raise changes_buffers(self.layer, name) if name else changes_in_place(self.layer, f"`{func}`")
+
+    def _check_read(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Refuses to read a buffer before it is written, which would be the value of an earlier call."""
+        is_copy = func is torch.ops.aten.copy_.default
+        for tensor in tree_leaves((args[1:] if is_copy else args, kwargs)):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                name = self.unwritten.get(tensor.untyped_storage().data_ptr())
+                if name is not None:
+                    raise changes_buffers(self.layer, name)
+        if is_copy and is_whole(args[0]):
+            self.unwritten.pop(args[0].untyped_storage().data_ptr(), None)
 
     def _count(self, result: Any) -> None:
         for tensor in tree_leaves(result):
@@ -119,6 +136,14 @@ def _draws_nothing(func: Any, given: Mapping[str, Any]) -> bool:
             probability = given.get(argument.name, argument.default_value)
             return probability is None or float(probability) == 0.0
     return given.get("train") is False or given.get("training") is False
+
+
+class OverwritesBuffer(Exception):
+    """A call writes all of a buffer with ``copy_``: it needs a copy of its own."""
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def changes_in_place(layer: str, operation: str) -> RuntimeError:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from hydra_train import _native
 from hydra_train._errors import HydraError
-from hydra_train.torch._guard import Guard, addresses, changes_buffers, changes_in_place
+from hydra_train.torch._guard import Guard, OverwritesBuffer, addresses, changes_buffers, changes_in_place
 from hydra_train.torch._memory import TYPES, memory_of, optional_memory, tensor_of, type_names
 
 Loss = Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]
@@ -73,6 +73,8 @@ class Layer:
         self.free: list[torch.nn.Module] = []
         self.copying = threading.Lock()
         self.unused: set[str] = set()
+        #: The buffers that calls write before they read them, as those of rotary positions that depend on the length: each call has its own.
+        self.overwritten: set[str] = set()
         #: Layers with the same text cost the same, and are measured once; ``None`` if it is not known.
         self.cost_key: str | None = None
 
@@ -155,6 +157,25 @@ class Layer:
             tensor.requires_grad_(training and trained)
         for tensor in arguments:
             tensor.requires_grad_(training and tensor.is_floating_point())
+        while True:
+            own = sorted(self.overwritten)
+            try:
+                return self._run_once(every, arguments, batch, training, fixed, watch, own)
+            except OverwritesBuffer as error:
+                if (name := str(error)) in own:
+                    raise changes_buffers(self.name, name) from error
+                self.overwritten.add(name)
+
+    def _run_once(
+        self,
+        every: list[torch.Tensor],
+        arguments: list[torch.Tensor],
+        batch: Mapping[str, torch.Tensor],
+        training: bool,
+        fixed: list[bool],
+        watch: Callable[[dict[int, str]], AnyGuard],
+        overwritten: list[str],
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], AnyGuard]:
         given = dict(zip(self.versions, every))
         with Borrowed(self) as module:
             module.train(training)
@@ -167,8 +188,10 @@ class Layer:
                 observed = {at: given[at].to(buffers[at].dtype, copy=True) for norm in norms for at in norm.values()}
                 for norm in norms:
                     observed[norm["num_batches_tracked"]].zero_()
+                own = {at: buffers[at].clone() for at in overwritten}
+                guard.unwritten = addresses(own.values(), own)
                 try:
-                    outputs = functional_call(module, given | observed, tuple(arguments))
+                    outputs = functional_call(module, given | observed | own, tuple(arguments))
                 except RuntimeError as error:
                     # Autograd refuses it before the guard sees the operation.
                     if "leaf Variable that requires grad" in str(error):
