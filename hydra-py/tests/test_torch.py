@@ -680,7 +680,8 @@ def test_invalid_chains_are_refused_by_name() -> None:
         ([nn.Sequential(linear, nn.BatchNorm1d(2, momentum=None))], "`0.1` (BatchNorm1d) has momentum=None"),
         ([nn.Sequential(linear, nn.InstanceNorm1d(2, track_running_stats=True))], "`0.1` (InstanceNorm1d) has running statistics"),
         ([nn.Linear(2, 2).double()], "`0.weight` is of torch.float64"),
-        ([nn.Linear(2, 2, device="meta")], "`0.weight` is of torch.float32 on meta, expected float32 on the CPU"),
+        ([nn.Linear(2, 2, device="meta")], "`0.weight` is of torch.float32 on meta, expected float32 on the CPU: make the"),
+        (linear, "`modules` is a Linear, expected a list"),
         ([nn.LazyLinear(2)], "`0.weight` is lazy"),
         ([nn.ReLU()], "nothing to train"),
         ({"type": linear}, "that torch.nn.ModuleDict refuses"),
@@ -690,6 +691,7 @@ def test_invalid_chains_are_refused_by_name() -> None:
         assert expected in str(caught.value) and caught.value.keyword == "model"
     with pytest.raises(hydra.UsageError, match="without `loss` the last module returns the loss"):
         Chain([linear], inputs="x", metrics={"accuracy": right})
+    assert list(Chain(nn.ModuleDict({"a": linear}), inputs="x").modules) == ["a"]
     with pytest.raises(hydra.UsageError, match="must be those of the modules, not copies"):
         Chain([linear], inputs="x", whole=nn.Linear(WIDTH, 2))
 
@@ -707,6 +709,7 @@ def test_modules_without_a_chain_and_lists_of_them_are_refused() -> None:
             assert caught.value.keyword == "model" and "hydra_train.torch.chain(model)" in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_modules_and_data_that_raise_are_refused_by_name() -> None:
     def linear(**attributes: Any) -> Any:
         made = nn.Linear(WIDTH, WIDTH)

@@ -9,7 +9,7 @@ import json
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CellType, CodeType
@@ -62,8 +62,14 @@ class Chain:
         name: str = "chain",
         whole: torch.nn.Module | None = None,
     ) -> None:
-        named = modules if isinstance(modules, Mapping) else {str(at): module for at, module in enumerate(modules)}
-        self.modules = dict(named)
+        if not isinstance(modules, Iterable):
+            raise UsageError(
+                f"`modules` is a {type(modules).__name__}, expected a list of modules, or a mapping from names to them: a chain of one "
+                "module is `Chain([module], ..)`",
+                keyword="model",
+            )
+        named: Any = modules if isinstance(modules, (Mapping, torch.nn.ModuleDict)) else {str(at): each for at, each in enumerate(modules)}
+        self.modules: dict[str, torch.nn.Module] = dict(named.items())
         self.inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         self.loss, self.collate, self.loss_targets = loss, collate, loss_targets
         self.metrics: dict[str, tuple[Sum, str]] = {}
@@ -369,16 +375,19 @@ def check_module(name: str, module: torch.nn.Module) -> None:
             raise UsageError(f"`{name}.{at}` is lazy: run the module once before the chain is made", keyword="model")
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise UsageError(
-                f"`{name}.{at}` is of {parameter.dtype} on {parameter.device}, expected float32 on the CPU: call "
-                "`module.float().cpu()`",
+                f"`{name}.{at}` is of {parameter.dtype} on {parameter.device}, expected float32 on the CPU: {to_cpu(parameter)}",
                 keyword="model",
             )
     for at, buffer in module.named_buffers():
         if buffer.device.type != "cpu":
             raise UsageError(
-                f"the buffer `{name}.{at}` is on {buffer.device}, expected the CPU: make the module there, or call `module.cpu()`",
+                f"the buffer `{name}.{at}` is on {buffer.device}, expected the CPU: {to_cpu(buffer)}",
                 keyword="model",
             )
+
+
+def to_cpu(tensor: torch.Tensor) -> str:
+    return "make the module on the CPU" if tensor.device.type == "meta" else "call `module.float().cpu()`"
 
 
 def _read_safetensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -89,7 +89,10 @@ def _unknown_to(family: _Family, inner: torch.nn.Module) -> str:
     names = [name for name, _ in inner.named_parameters() if not any(f"{name}.".startswith(f"{path}.") for path in known)]
     others = dict.fromkeys(name.rpartition(".")[0] or name for name in names)
     if others:
-        found.append(f"it has {', '.join(f'`{name}`' for name in others)} besides its embeddings, its blocks and its last normalization, which no part computes: pass a list of modules to `Chain`")
+        found.append(
+            f"it has {', '.join(f'`{name}`' for name in others)} besides its embeddings, its blocks and its last normalization, which no "
+            "part computes: pass a list of modules to `Chain`"
+        )
     return "".join(f"{each}; " for each in found)
 
 
@@ -231,7 +234,9 @@ def _check_cut(
                 raise UsageError(f"`{name}` cannot be cut: it returns no loss for `labels`", keyword="model")
             if not torch.allclose(found, expected, rtol=1e-5):
                 where = "in training the loss" if training else "the loss"
-                raise UsageError(f"`{name}` cannot be cut: {unknown_to_parts}{where} of its parts is {found}, and its own {expected}", keyword="model")
+                raise UsageError(
+                    f"`{name}` cannot be cut: {unknown_to_parts}{where} of its parts is {found}, and its own {expected}", keyword="model"
+                )
     except UsageError:
         raise
     except Exception as error:

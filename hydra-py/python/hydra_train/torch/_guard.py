@@ -143,7 +143,7 @@ class OverwritesBuffer(Exception):
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return bool(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size())
 
 
 def changes_in_place(layer: str, operation: str) -> RuntimeError:
