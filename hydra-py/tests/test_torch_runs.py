@@ -579,3 +579,14 @@ def test_data_that_cannot_be_repeated_is_refused_with_a_way_out() -> None:
     of_index = Reads(lambda index: of(torch.rand(row["x"].shape, generator=torch.Generator().manual_seed(index))))
     expected_rows = [of(torch.rand(row["x"].shape, generator=torch.Generator().manual_seed(index))) for index in range(8)]
     assert trained(perceptron(), of_index).weights_sha256 == trained(perceptron(), expected_rows).weights_sha256
+
+
+def test_a_collate_that_drops_items_is_refused_in_words_of_python() -> None:
+    def dropping(items: list[Any]) -> Any:
+        return torch.utils.data.default_collate(items[:3])
+
+    with pytest.raises(hydra.HydraError, match="`collate` made 3 rows of `x` from 4 items of the train data") as caught:
+        trained(perceptron(collate=dropping))
+    assert "keep every item" in str(caught.value) and "Batch::" not in str(caught.value)
+    one = perceptron(collate=lambda items: {key: each[:1] for key, each in torch.utils.data.default_collate(items).items()})
+    assert trained(one).state == "done", "one row may stand for all items"

@@ -159,6 +159,7 @@ class Data:
         self._check(batch)
         counted = items if self.chain.loss_targets is None else whole_number(self.chain.loss_targets(batch))
         targets = [key for key, *_ in self.schema] if self.chain.loss is not None else []
+        self._check_rows(batch, targets, items)
         made = {key: memory_of(batch[key]) for key in {*self.chain.inputs, *targets}}
         return [made[key] for key in self.chain.inputs], [made[key] for key in targets], counted
 
@@ -179,6 +180,22 @@ class Data:
             raise UsageError(
                 f"a batch has {shown(found)}, and {which} {shown(self.schema)}: batches may not be larger, because memory is planned "
                 "with them; pad items to one length in `collate`, or cut them",
+                keyword="data",
+            )
+
+    def _check_rows(self, batch: Mapping[str, torch.Tensor], targets: list[str], items: int) -> None:
+        """Refuses inputs that have neither a row for each item nor one row for all of them."""
+        counts = {key: len(batch[key]) for key in self.chain.inputs}
+        other = next((key for key, count in counts.items() if count != items), None)
+        if other is None:
+            return
+        # A row of token ids may have a label for each item.
+        are_ids = not any(batch[key].is_floating_point() for key in counts)
+        are_packed = all(len(batch[key]) == 1 or (are_ids and len(batch[key]) == items) for key in targets)
+        if not are_packed or any(count != 1 for count in counts.values()):
+            raise UsageError(
+                f"`collate` made {counts[other]} rows of `{other}` from {items} items of the {self.name} data: the first dimension of an "
+                "input must be the number of items; keep every item, and filter the dataset before the run",
                 keyword="data",
             )
 
