@@ -1082,8 +1082,3 @@ def test_state_in_containers_is_refused(kind: str) -> None:
 
     with pytest.raises(hydra.HydraError, match="changes its attribute `state`"):
         trained(Chain([Counting(), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy))
-
-
-def test_loss_targets_that_are_no_whole_number_are_refused() -> None:
-    with pytest.raises(hydra.HydraError, match="`loss_targets` returned 2.5"):
-        trained(perceptron(loss_targets=lambda batch: 2.5))

@@ -590,3 +590,9 @@ def test_a_collate_that_drops_items_is_refused_in_words_of_python() -> None:
     assert "keep every item" in str(caught.value) and "Batch::" not in str(caught.value)
     one = perceptron(collate=lambda items: {key: each[:1] for key, each in torch.utils.data.default_collate(items).items()})
     assert trained(one).state == "done", "one row may stand for all items"
+
+
+@pytest.mark.parametrize("found", [2.5, float("nan"), -1, None, "4", torch.ones(2)])
+def test_loss_targets_that_are_no_whole_number_are_refused(found: Any) -> None:
+    with pytest.raises(hydra.HydraError, match=re.escape(f"`loss_targets` returned {found!r}, expected")):
+        trained(perceptron(loss_targets=lambda batch: found))

@@ -223,9 +223,14 @@ class Data:
 
 def whole_number(found: Any) -> int:
     """Returns what ``loss_targets`` counted."""
-    if int(found) != found:
+    try:
+        whole = int(found)
+        is_number = whole >= 0 and bool(whole == found)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        is_number = False
+    if not is_number:
         raise UsageError(f"`loss_targets` returned {found!r}, expected the number of targets, a whole number", keyword="model")
-    return int(found)
+    return whole
 
 
 def schema_of(batch: Mapping[str, Any], inputs: Sequence[str]) -> Schema:
