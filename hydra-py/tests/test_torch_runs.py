@@ -596,3 +596,11 @@ def test_a_collate_that_drops_items_is_refused_in_words_of_python() -> None:
 def test_loss_targets_that_are_no_whole_number_are_refused(found: Any) -> None:
     with pytest.raises(hydra.HydraError, match=re.escape(f"`loss_targets` returned {found!r}, expected")):
         trained(perceptron(loss_targets=lambda batch: found))
+
+
+def test_a_task_of_modules_refuses_to_generate_and_names_the_loaded_model() -> None:
+    task = trained(chain(model_of("Phi")), tokens(), steps=2)
+    with pytest.raises(hydra.HydraError, match=re.escape("`task.load().generate(input_ids)`")):
+        task.generate("Once")
+    ids = tokens(1)[0]["input_ids"][None, :4]
+    assert task.load().generate(ids, max_new_tokens=2, do_sample=False).shape[1] > 4
