@@ -592,6 +592,22 @@ def test_a_collate_that_drops_items_is_refused_in_words_of_python() -> None:
     assert trained(one).state == "done", "one row may stand for all items"
 
 
+def test_a_batch_without_targets_is_refused_in_words_of_python() -> None:
+    with pytest.raises(hydra.HydraError, match="has no targets for the loss to average over") as caught:
+        trained(perceptron(loss_targets=lambda batch: 0))
+    assert "`loss_targets` of a chain" in str(caught.value) and "Batch::terms" not in str(caught.value)
+
+
+def test_a_module_that_differs_when_run_again_is_refused_in_words_of_python() -> None:
+    class Restless(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * random.random()
+
+    with pytest.raises(hydra.HydraError, match="gives another output when it is run again") as caught:
+        trained(perceptron(Restless))
+    assert "PyTorch's functions in Python" in str(caught.value)
+
+
 @pytest.mark.parametrize("found", [2.5, float("nan"), -1, None, "4", torch.ones(2)])
 def test_loss_targets_that_are_no_whole_number_are_refused(found: Any) -> None:
     with pytest.raises(hydra.HydraError, match=re.escape(f"`loss_targets` returned {found!r}, expected")):
