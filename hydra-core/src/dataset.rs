@@ -240,8 +240,8 @@ pub enum DatasetError {
     /// A batch does not match the request.
     #[error(
         "dataset `{dataset}` was asked for {asked} items, starting with item {first}, and its batch {found}: the \
-         first dimension of every input and `Batch::items` must equal the number of items, or inputs are one row and targets one row (for integers also one for each item), \
-         `Batch::terms` is at least 1, inputs are integers or floats of 32 or 16 bits, and tensors have the bytes of their shapes"
+         first dimension of every input (and `Batch::items`) must equal the number of items, or inputs are one row and targets one row (for integers also one for each item), \
+         the loss averages over at least one target (`Batch::loss_targets`, or `loss_targets` of a chain in Python), inputs are integers or floats of 32 or 16 bits, and tensors have the bytes of their shapes"
     )]
     Contract {
         dataset: String,

@@ -82,8 +82,9 @@ pub enum PartitionError {
     /// A layer's output is not a function of its parameters, its input and its pass.
     #[error(
         "layer `{layer}` of chain `{chain}` gives another output when it is run again: the forward is recomputed for \
-         the backward pass, so it must be a function of parameters, input and `Pass` only; use `pass.site(0).dropout` \
-         instead of a dropout that draws from random state of its own, and keep running statistics in a `State`"
+         the backward pass, so it must be a function of parameters, input and pass only; draw random numbers from the \
+         pass (with `pass.site(0).dropout` in Rust, with PyTorch's functions in Python), and keep running statistics in \
+         a state (a `State` in Rust, that of `nn.BatchNorm1d`, `2d` or `3d` in Python)"
     )]
     Unrepeatable { chain: String, layer: String },
     /// The initial values of a buffer could not be read.

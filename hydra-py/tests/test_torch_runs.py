@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import threading
 import urllib.parse
@@ -454,3 +455,168 @@ def test_ray_tune_trains_a_chain_to_the_same_bits(importable: str, tmp_path: Pat
     expected = hydra.select(model=perceptron(), data=data, lr=[1e-2, 1e-3], **settings).wait()
     assert sorted(result.metrics["weights_sha256"] for result in results) == sorted(hashes(expected).values())
     assert all(result.metrics["training_iteration"] == 3 for result in results)
+
+
+# What data draws, and what `collate` returns.
+
+
+class Augmented:
+    """Rows with noise that PyTorch draws for each read."""
+
+    def __init__(self, items: int) -> None:
+        self.rows = rows(items)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.rows[index]
+        return row | {"x": row["x"] + 0.5 * torch.randn(row["x"].shape)}
+
+
+def mixed(items: list[Any]) -> Any:
+    batch = torch.utils.data.default_collate(items)
+    if len(items) > 1:
+        part = torch.distributions.Beta(torch.tensor(0.4), torch.tensor(0.4)).sample()
+        batch["x"] = part * batch["x"] + (1 - part) * batch["x"][torch.randperm(len(items))]
+    return batch
+
+
+def test_what_pytorch_draws_for_data_depends_on_the_items() -> None:
+    data = {"train": Augmented(24), "validation": Augmented(8)}
+    settings = ADAMW | {"no_shuffle": None, "steps": 14}
+    model = perceptron(collate=mixed)
+    state = torch.get_rng_state()
+    alone = hydra.select(model=model, data=data, **settings).wait()
+    assert torch.equal(state, torch.get_rng_state()), "the global generator is not used"
+    torch.rand(3)
+    grid = hydra.select(model=model, data=data, **(settings | {"lr": [1e-2, 1e-3], "devices": "cpu:2x1", "cuts": [1, 3]}))
+    while grid.state == "running":
+        torch.rand(100)
+    found, expected = grid.wait().tasks["lr1e-3"], next(iter(alone.tasks.values()))
+    assert (found.losses, found.weights_sha256, found.validation) == (expected.losses, expected.weights_sha256, expected.validation)
+    # The batches of an epoch are others than those of the last one, and so is what they draw.
+    read = model.bind(data)
+    assert read.train is not None and read.validation is not None
+    batches = [of._collated(items)["x"] for of, items in [(read.train, [0, 1]), (read.train, [0, 2]), (read.validation, [0, 1])]]
+    assert len({each[0].sum().item() for each in batches}) == 3
+    whole = hydra.select(model=perceptron(collate=mixed), data=data, **(settings | {"steps": 300})).wait()
+    run = hydra.select(model=perceptron(collate=mixed), data=data, checkpoint_every="10", **(settings | {"steps": 300}))
+    next(event for event in run if event["event"] == "minibatch")
+    run.stop()
+    assert next(iter(run.wait().tasks.values())).steps < 300
+    assert hashes(hydra.resume(run.directory, model=perceptron(collate=mixed), data=data).wait()) == hashes(whole)
+
+
+def test_masked_tokens_of_a_collator_have_the_same_bits_when_cut() -> None:
+    transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed here")
+    special = ["[PAD]", "[MASK]", "[UNK]"]
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: at for at, word in enumerate(special + [str(at) for at in range(253)])}, "[UNK]"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", mask_token="[MASK]", unk_token="[UNK]")
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.3)
+    torch.manual_seed(7)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**SMALL))
+    data = [{"input_ids": row["input_ids"], "attention_mask": row["attention_mask"]} for row in tokens()]
+
+    def counted(batch: Any) -> int:
+        return int((batch["labels"] != -100).sum())
+
+    def collate(items: list[Any]) -> Any:
+        return dict(collator([{key: value.tolist() for key, value in item.items()} for item in items]))
+
+    settings = ADAMW | {"no_shuffle": None, "force": None}
+    whole, cut = (
+        trained(chain(model, collate=collate, loss_targets=counted), data, **(settings | more))
+        for more in ({}, {"cuts": [1, 2], "devices": "cpu:2x1"})
+    )
+    assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
+
+
+class Reads:
+    """A dataset whose items a function makes."""
+
+    def __init__(self, item: Callable[[int], Any]) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
+
+
+def test_data_that_cannot_be_repeated_is_refused_with_a_way_out() -> None:
+    row = rows(1)[0]
+    kept: dict[int, Any] = {}
+    own = torch.Generator()
+
+    def of(x: Any) -> Any:
+        return row | {"x": x}
+
+    def seeded(index: int) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(index)
+            return of(torch.randn(row["x"].shape))
+
+    def sometimes(items: list[Any]) -> Any:
+        batch = torch.utils.data.default_collate(items)
+        return batch | {"x": batch["x"].flip(0)} if len(items) > 1 and random.random() < 0.5 else batch
+
+    for item, expected in [
+        (lambda index: of(row["x"] * random.random()), "differs each time it is read: draw with PyTorch's functions"),
+        (lambda index: of(row["x"] * float(numpy.random.rand())), "differs each time it is read: draw with PyTorch's functions"),
+        (lambda index: of(torch.rand(row["x"].shape, generator=own)), "differs each time it is read: draw with PyTorch's functions"),
+        (lambda index: kept.get(index) or kept.setdefault(index, of(torch.rand(row["x"].shape))), "draws random numbers the first time that it is read"),
+        (seeded, "seeds PyTorch's global generator"),
+    ]:
+        with pytest.raises(hydra.UsageError, match=expected) as caught:
+            hydra.select(model=perceptron(), data=Reads(item))
+        assert caught.value.keyword == "data"
+    random.seed(3)
+    with pytest.raises(hydra.UsageError, match=r"items \d+ to \d+ of the train data differs each time that `collate` makes it: draw with"):
+        hydra.select(model=perceptron(collate=sometimes), data=[of(torch.randn(row["x"].shape)) for _ in range(24)])
+    of_index = Reads(lambda index: of(torch.rand(row["x"].shape, generator=torch.Generator().manual_seed(index))))
+    expected_rows = [of(torch.rand(row["x"].shape, generator=torch.Generator().manual_seed(index))) for index in range(8)]
+    assert trained(perceptron(), of_index).weights_sha256 == trained(perceptron(), expected_rows).weights_sha256
+
+
+def test_a_collate_that_drops_items_is_refused_in_words_of_python() -> None:
+    def dropping(items: list[Any]) -> Any:
+        return torch.utils.data.default_collate(items[:3])
+
+    with pytest.raises(hydra.HydraError, match="`collate` made 3 rows of `x` from 4 items of the train data") as caught:
+        trained(perceptron(collate=dropping))
+    assert "keep every item" in str(caught.value) and "Batch::" not in str(caught.value)
+    one = perceptron(collate=lambda items: {key: each[:1] for key, each in torch.utils.data.default_collate(items).items()})
+    assert trained(one).state == "done", "one row may stand for all items"
+
+
+def test_a_batch_without_targets_is_refused_in_words_of_python() -> None:
+    with pytest.raises(hydra.HydraError, match="has no targets for the loss to average over") as caught:
+        trained(perceptron(loss_targets=lambda batch: 0))
+    assert "`loss_targets` of a chain" in str(caught.value) and "Batch::terms" not in str(caught.value)
+
+
+def test_a_module_that_differs_when_run_again_is_refused_in_words_of_python() -> None:
+    class Restless(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * random.random()
+
+    with pytest.raises(hydra.HydraError, match="gives another output when it is run again") as caught:
+        trained(perceptron(Restless))
+    assert "PyTorch's functions in Python" in str(caught.value)
+
+
+@pytest.mark.parametrize("found", [2.5, float("nan"), -1, None, "4", torch.ones(2)])
+def test_loss_targets_that_are_no_whole_number_are_refused(found: Any) -> None:
+    with pytest.raises(hydra.HydraError, match=re.escape(f"`loss_targets` returned {found!r}, expected")):
+        trained(perceptron(loss_targets=lambda batch: found))
+
+
+def test_a_task_of_modules_refuses_to_generate_and_names_the_loaded_model() -> None:
+    task = trained(chain(model_of("Phi")), tokens(), steps=2)
+    with pytest.raises(hydra.HydraError, match=re.escape("`task.load().generate(input_ids)`")):
+        task.generate("Once")
+    ids = tokens(1)[0]["input_ids"][None, :4]
+    assert task.load().generate(ids, max_new_tokens=2, do_sample=False).shape[1] > 4

@@ -75,8 +75,13 @@ class Task:
     def generate(self, prompts: Any = None, /, **settings: Unpack[Generate]) -> list[dict[str, Any]]:
         """Continues prompts with the written model of the task, as :func:`hydra_train.generate` does.
 
-        :raises HydraError: the model is not written yet.
+        :raises HydraError: the model is not written yet, or its modules are PyTorch's.
         """
+        if self._run._chain is not None:
+            raise HydraError(
+                f"the model of `{self.name}` is modules of PyTorch, which generate by themselves: `task.load()` returns them, and that of a "
+                "model of Transformers has `generate`, as in `task.load().generate(input_ids)`"
+            )
         if (model := self.model_dir) is None:
             raise HydraError(f"the model of `{self.name}` is not written: wait for the end of the task")
         return _generation.generate(prompts, {"model": model, **settings})

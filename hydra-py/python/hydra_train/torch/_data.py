@@ -12,6 +12,7 @@ import torch
 
 from hydra_train import _native
 from hydra_train._errors import UsageError
+from hydra_train.torch._draws import CheckedDraws, Draws
 from hydra_train.torch._memory import TYPES, bytes_of, memory_of, name_of, type_names
 
 if TYPE_CHECKING:
@@ -19,8 +20,13 @@ if TYPE_CHECKING:
 
 #: Rows that identify a dataset.
 ROWS = 64
-#: Items of the batch that is read twice.
-SEVERAL = 4
+#: Batches of several items that are read twice, and the items of each.
+BATCHES, SEVERAL = 8, 4
+#: What data that cannot be repeated does instead.
+WAY_OUT = (
+    "draw with PyTorch's functions, whose numbers depend on the items of the batch in a run, or from a generator that the items seed; "
+    "what Python's `random` and NumPy draw differs each time"
+)
 #: The names, the types and the shapes of an item's tensors.
 Schema = list[tuple[str, str, tuple[int, ...]]]
 
@@ -48,6 +54,9 @@ class Data:
                 keyword="data",
             )
         self.name, self.chain, self.dataset, self.reading = split, chain, dataset, reading
+        #: The class of the guard of a read, and the random operations of the last read.
+        self.draws: type[Draws] = CheckedDraws
+        self.drawn = 0
         self.items = len(dataset)
         if self.items == 0:
             raise UsageError(f"the {split} data has no items", keyword="data")
@@ -60,14 +69,21 @@ class Data:
         varies = False
         digest = hashlib.sha256(f"{name_of(type(dataset))} {self.items} {self.schema}".encode())
         for index in sorted({at * self.items // ROWS for at in range(ROWS)}):
-            row = self._collated([index])
+            row, drawn = self._collated([index]), self.drawn
             found = schema_of(row, chain.inputs)
             self._check_form(found)
             varies = varies or found != self.schema
             # Not a number equals itself here.
             if any(bytes_of(row[key]) != bytes_of(value) for key, value in self._collated([index]).items()):
                 raise UsageError(
-                    f"item {index} of the {split} data differs each time it is read; augmentations must depend on the index",
+                    f"item {index} of the {split} data differs each time it is read: {WAY_OUT}",
+                    keyword="data",
+                )
+            if self.drawn != drawn:
+                raise UsageError(
+                    f"item {index} of the {split} data draws random numbers the first time that it is read, and keeps them, so that they "
+                    "would depend on the task that reads it first: make all items before the run, or draw from a torch.Generator that the "
+                    "index seeds",
                     keyword="data",
                 )
             for key in sorted(row):
@@ -76,22 +92,27 @@ class Data:
         self._check_repeats()
         if varies:
             self._find_largest()
+        self.draws = Draws
 
     def _check_repeats(self) -> None:
-        """Refuses a ``collate`` whose batches of several items differ each time, as those of mixup do."""
-        items = list(range(min(self.items, SEVERAL)))
-        try:
-            first = self._collated(items)
-        except Exception:
-            # Items of several sizes, which may be in no batch of the run.
-            return
-        again = self._collated(items)
-        if any(key not in again or bytes_of(again[key]) != bytes_of(value) for key, value in first.items()):
-            raise UsageError(
-                f"a batch of the first {len(items)} items of the {self.name} data differs each time that `collate` makes it, so that a run "
-                "could not be repeated: what `collate` draws must depend on its items, as from a torch.Generator that they seed",
-                keyword="data",
-            )
+        """Refuses a ``collate`` whose batches of several items differ each time."""
+        several = min(self.items, SEVERAL)
+        for first in sorted({at * (self.items - several) // BATCHES for at in range(BATCHES)}):
+            items = list(range(first, first + several))
+            try:
+                batch = self._collated(items)
+            except UsageError:
+                raise
+            except Exception:
+                # Items of several sizes, which may be in no batch of the run.
+                continue
+            again = self._collated(items)
+            if any(key not in again or bytes_of(again[key]) != bytes_of(value) for key, value in batch.items()):
+                raise UsageError(
+                    f"a batch of items {first} to {first + several - 1} of the {self.name} data differs each time that `collate` makes "
+                    f"it: {WAY_OUT}",
+                    keyword="data",
+                )
 
     def _find_largest(self) -> None:
         """Reads every item once, for the one with the largest tensors: memory is planned with it."""
@@ -138,6 +159,7 @@ class Data:
         self._check(batch)
         counted = items if self.chain.loss_targets is None else whole_number(self.chain.loss_targets(batch))
         targets = [key for key, *_ in self.schema] if self.chain.loss is not None else []
+        self._check_rows(batch, targets, items)
         made = {key: memory_of(batch[key]) for key in {*self.chain.inputs, *targets}}
         return [made[key] for key in self.chain.inputs], [made[key] for key in targets], counted
 
@@ -161,6 +183,22 @@ class Data:
                 keyword="data",
             )
 
+    def _check_rows(self, batch: Mapping[str, torch.Tensor], targets: list[str], items: int) -> None:
+        """Refuses inputs that have neither a row for each item nor one row for all of them."""
+        counts = {key: len(batch[key]) for key in self.chain.inputs}
+        other = next((key for key, count in counts.items() if count != items), None)
+        if other is None:
+            return
+        # A row of token ids may have a label for each item.
+        are_ids = not any(batch[key].is_floating_point() for key in counts)
+        are_packed = all(len(batch[key]) == 1 or (are_ids and len(batch[key]) == items) for key in targets)
+        if not are_packed or any(count != 1 for count in counts.values()):
+            raise UsageError(
+                f"`collate` made {counts[other]} rows of `{other}` from {items} items of the {self.name} data: the first dimension of an "
+                "input must be the number of items; keep every item, and filter the dataset before the run",
+                keyword="data",
+            )
+
     def _check_form(self, found: Schema) -> None:
         if form(found) != form(self.schema):
             raise UsageError(
@@ -171,8 +209,9 @@ class Data:
 
     def _collated(self, items: list[int]) -> Mapping[str, torch.Tensor]:
         # A dataset may have a file that is open, or a connection.
-        with self.reading:
+        with self.reading, self.draws(self.name, items) as draws:
             batch = self.chain.collate([self.dataset[index] for index in items])
+            self.drawn = draws.drawn
         if not isinstance(batch, Mapping):
             raise UsageError(
                 f"a batch of the {self.name} data is a {type(batch).__name__}, expected a mapping from names to tensors: return "
@@ -184,9 +223,14 @@ class Data:
 
 def whole_number(found: Any) -> int:
     """Returns what ``loss_targets`` counted."""
-    if int(found) != found:
+    try:
+        whole = int(found)
+        is_number = whole >= 0 and bool(whole == found)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        is_number = False
+    if not is_number:
         raise UsageError(f"`loss_targets` returned {found!r}, expected the number of targets, a whole number", keyword="model")
-    return int(found)
+    return whole
 
 
 def schema_of(batch: Mapping[str, Any], inputs: Sequence[str]) -> Schema:
