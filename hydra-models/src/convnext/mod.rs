@@ -4,13 +4,13 @@
 //! Modules and parameters are named as in Transformers' files, so [`hf_name`] only exchanges a prefix, and weights are
 //! laid out as in the files.
 
+mod architecture;
 mod config;
-mod family;
 mod head;
 mod layers;
 
+pub use architecture::{ConvNext, ConvNextDir, ConvNextWriter};
 pub use config::{ConvNextConfig, PRESETS};
-pub use family::{ConvNext, ConvNextDir, ConvNextWriter};
 pub use head::{Head, logits};
 pub use layers::{Block, Depthwise, Downsampling, Embeddings};
 

@@ -4,19 +4,19 @@
 //! Modules and parameters are named as in Transformers, so [`hf_name`] only exchanges a prefix, and weights are laid
 //! out as in its files.
 
+mod architecture;
 mod block;
 mod config;
 mod embed;
-mod family;
 mod head;
 mod json;
 mod presets;
 mod vocabulary;
 
+pub use architecture::{Decoder, DecoderDir, DecoderWriter};
 pub use block::{Attention, Block, Mlp};
 pub use config::{DecoderConfig, LayerType, ModelType, Rope};
 pub use embed::Embed;
-pub use family::{Decoder, DecoderDir, DecoderWriter};
 pub use head::{Head, class_logits, logits};
 pub use vocabulary::{EmbedPart, HeadPart};
 

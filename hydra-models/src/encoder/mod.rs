@@ -4,19 +4,19 @@
 //!
 //! Weights are laid out as in Transformers' files; [`ModelType::hf_name`] maps the names of parameters.
 
+mod architecture;
 mod block;
 mod config;
 mod embeddings;
-mod family;
 mod head;
 mod modern;
 mod names;
 mod presets;
 
+pub use architecture::{Encoder, EncoderDir, EncoderWriter};
 pub use block::Block;
 pub use config::{EncoderConfig, ModelType};
 pub use embeddings::Embeddings;
-pub use family::{Encoder, EncoderDir, EncoderWriter};
 pub use head::{Head, logits};
 pub use modern::{Modern, Pooling};
 

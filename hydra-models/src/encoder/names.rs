@@ -112,7 +112,7 @@ impl ModelType {
             Self::DistilBert => ("distilbert.", "transformer.layer.", "n_layers"),
             Self::ModernBert => ("model.", "layers.", "num_hidden_layers"),
         };
-        Naming { prefix, blocks, depth, embedding: "", exact: true, name: self.hf_name(), first_row: |_| 0 }
+        Naming::new(prefix, blocks, depth, self.hf_name())
     }
 
     /// The Transformers name of the token table.

@@ -3,19 +3,19 @@
 //! Modules and parameters are named as in Transformers, so [`hf_name`] only exchanges a prefix. The head shares the
 //! token embedding's table: one parameter that both layers name.
 
+mod architecture;
 mod block;
 mod config;
 mod embed;
-mod family;
 mod head;
 mod parts;
 mod vocabulary;
 
 pub use crate::parts::{Norm, Table};
+pub use architecture::{Gpt2, Gpt2Dir, Gpt2Writer};
 pub use block::{Block, Mlp, SelfAttention};
 pub use config::Gpt2Config;
 pub use embed::Embed;
-pub use family::{Gpt2, Gpt2Dir, Gpt2Writer};
 pub use head::{Head, class_logits, logits};
 pub use parts::Affine;
 pub use vocabulary::{EmbedPart, HeadPart};

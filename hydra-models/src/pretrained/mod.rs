@@ -44,3 +44,53 @@ pub(crate) fn keys(config: &impl Serialize) -> Result<Map<String, Value>, ModelE
     let keys = serde_json::to_value(config).and_then(serde_json::from_value);
     keys.map_err(|source| ModelError::Describe { source })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::PREPROCESSOR;
+    use crate::family::{Classes, Reads};
+    use crate::weights::testing::ParamBuffers;
+    use crate::weights::{CONFIG, WEIGHTS};
+    use crate::{convnext, decoder, encoder, gpt2, resnet, vit};
+    use hydra_core::ModelWriter;
+    use std::fs;
+    use tempfile::TempDir;
+
+    fn is_read_as_it_was_written<C: Architecture>(preset: &str) {
+        let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let mut config = C::preset(preset).unwrap();
+        config.classes_mut().into_iter().for_each(|classes| *classes = Classes::numbered(3));
+        let fresh = chain(&config, None).unwrap();
+        let buffers = ParamBuffers::of(&fresh, 7);
+        PretrainedWriter::new(config.clone()).write(&fresh, &buffers, from.path()).unwrap();
+        let mut files = vec![CONFIG, WEIGHTS];
+        if let Reads::Images { .. } = config.reads() {
+            let file = from.path().join(PREPROCESSOR);
+            assert!(fs::read_to_string(&file).unwrap().contains("ViTImageProcessor"), "{preset}");
+            fs::write(&file, "{}").unwrap();
+            files.push(PREPROCESSOR);
+        }
+        let source = PretrainedDir::<C>::open(from.path()).unwrap();
+        let mut read = source.config().clone();
+        assert!(read.classes_mut().is_none_or(|classes| classes.count() == 3), "{preset}");
+        assert_eq!((read.reads(), read.task_type()), (config.reads(), config.task_type()), "{preset}");
+        let loaded = chain(source.config(), Some(source.clone())).unwrap();
+        assert_eq!(ParamBuffers::of(&loaded, 0), buffers, "{preset}");
+        PretrainedWriter::from(&source).write(&loaded, &buffers, to.path()).unwrap();
+        for name in files {
+            let [from, to] = [&from, &to].map(|dir| fs::read(dir.path().join(name)).unwrap());
+            assert_eq!(from, to, "{name} of {preset}");
+        }
+    }
+
+    #[test]
+    fn models_are_read_as_they_were_written_with_what_belongs_to_them() {
+        is_read_as_it_was_written::<gpt2::Gpt2Config>("bytes-tiny");
+        is_read_as_it_was_written::<decoder::DecoderConfig>("bytes-llama-tiny");
+        is_read_as_it_was_written::<encoder::EncoderConfig>("bytes-bert-tiny");
+        is_read_as_it_was_written::<vit::VitConfig>("vit-tiny");
+        is_read_as_it_was_written::<convnext::ConvNextConfig>("convnext-mini");
+        is_read_as_it_was_written::<resnet::ResNetConfig>("resnet-mini");
+    }
+}

@@ -5,13 +5,13 @@
 //! Modules and parameters are named as in Transformers' files, so [`hf_name`] only adds a prefix, and weights are laid out as in
 //! the files.
 
+mod architecture;
 mod config;
-mod family;
 mod head;
 mod layers;
 
+pub use architecture::{ResNet, ResNetDir, ResNetWriter};
 pub use config::{PRESETS, ResNetConfig};
-pub use family::{ResNet, ResNetDir, ResNetWriter};
 pub use head::{Head, logits};
 pub use layers::{Block, ConvLayer, Convolution, Embedder};
 

@@ -4,16 +4,16 @@
 //! Modules and parameters are named as in Transformers' files, so [`hf_name`] only exchanges a prefix, and weights are
 //! laid out as in the files.
 
+mod architecture;
 mod block;
 mod config;
 mod embeddings;
-mod family;
 mod head;
 
+pub use architecture::{Vit, VitDir, VitWriter};
 pub use block::{Attention, Block, Dense, SelfAttention};
 pub use config::{PRESETS, VitConfig};
 pub use embeddings::{Embeddings, PatchEmbeddings};
-pub use family::{Vit, VitDir, VitWriter};
 pub use head::{Head, logits};
 
 use crate::ModelError;

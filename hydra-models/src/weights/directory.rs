@@ -36,6 +36,18 @@ pub struct Naming {
     pub first_row: fn(&str) -> usize,
 }
 
+impl Naming {
+    /// The names of a model without a token table, all of whose weights and biases in blocks are parameters.
+    pub fn new(
+        prefix: &'static str,
+        blocks: &'static str,
+        depth: &'static str,
+        name: fn(&str) -> String,
+    ) -> Self {
+        Self { prefix, blocks, depth, embedding: "", exact: true, name, first_row: |_| 0 }
+    }
+}
+
 /// The head's table, if it is stored.
 pub(crate) const HEAD: &str = "lm_head.weight";
 

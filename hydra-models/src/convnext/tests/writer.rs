@@ -1,31 +1,11 @@
 //! Tests of the writer.
 
 use super::super::*;
-use crate::family::Classes;
 use crate::weights::CONFIG;
 use crate::weights::testing::ParamBuffers;
 use hydra_core::ModelWriter;
 use std::fs;
 use tempfile::TempDir;
-
-#[test]
-fn what_was_written_loads_to_the_same_bits_with_what_belongs_to_it() {
-    let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let labels = Classes::numbered(3);
-    let config = ConvNextConfig { labels, ..ConvNextConfig::preset("convnext-mini").unwrap() };
-    let fresh = chain(&config, None).unwrap();
-    let buffers = ParamBuffers::of(&fresh, 7);
-    ConvNextWriter::new(config).write(&fresh, &buffers, from.path()).unwrap();
-    fs::write(from.path().join("preprocessor_config.json"), "{}").unwrap();
-    let source = ConvNextDir::open(from.path()).unwrap();
-    assert_eq!(source.config().labels.count(), 3);
-    let loaded = chain(source.config(), Some(source.clone())).unwrap();
-    assert_eq!(ParamBuffers::of(&loaded, 0), buffers);
-    ConvNextWriter::from(&source).write(&loaded, &buffers, to.path()).unwrap();
-    for name in ["config.json", "model.safetensors", "preprocessor_config.json"] {
-        assert_eq!(fs::read(from.path().join(name)).unwrap(), fs::read(to.path().join(name)).unwrap());
-    }
-}
 
 #[test]
 fn weights_that_are_not_those_of_the_configuration_are_named() {

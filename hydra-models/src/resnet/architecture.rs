@@ -48,15 +48,7 @@ impl Architecture for ResNetConfig {
     }
 
     fn naming(&self) -> Naming {
-        Naming {
-            prefix: "resnet.",
-            blocks: "encoder.stages.",
-            depth: "depths",
-            embedding: "",
-            exact: true,
-            name: hf_name,
-            first_row: |_| 0,
-        }
+        Naming::new("resnet.", "encoder.stages.", "depths", hf_name)
     }
 
     fn depth(&self) -> usize {

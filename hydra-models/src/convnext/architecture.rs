@@ -47,15 +47,7 @@ impl Architecture for ConvNextConfig {
     }
 
     fn naming(&self) -> Naming {
-        Naming {
-            prefix: "convnext.",
-            blocks: "encoder.stages.",
-            depth: "num_stages",
-            embedding: "",
-            exact: true,
-            name: hf_name,
-            first_row: |_| 0,
-        }
+        Naming::new("convnext.", "encoder.stages.", "num_stages", hf_name)
     }
 
     fn depth(&self) -> usize {

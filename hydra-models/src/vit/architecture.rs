@@ -47,15 +47,7 @@ impl Architecture for VitConfig {
     }
 
     fn naming(&self) -> Naming {
-        Naming {
-            prefix: "vit.",
-            blocks: "encoder.layer.",
-            depth: "num_hidden_layers",
-            embedding: "",
-            exact: true,
-            name: hf_name,
-            first_row: |_| 0,
-        }
+        Naming::new("vit.", "encoder.layer.", "num_hidden_layers", hf_name)
     }
 
     fn depth(&self) -> usize {

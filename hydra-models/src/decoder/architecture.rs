@@ -62,13 +62,9 @@ impl Architecture for DecoderConfig {
 
     fn naming(&self) -> Naming {
         Naming {
-            prefix: "model.",
-            blocks: "layers.",
-            depth: "num_hidden_layers",
             embedding: "model.embed_tokens.weight",
-            exact: true,
-            name: hf_name,
             first_row,
+            ..Naming::new("model.", "layers.", "num_hidden_layers", hf_name)
         }
     }
 

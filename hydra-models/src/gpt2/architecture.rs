@@ -72,13 +72,10 @@ impl Architecture for Gpt2Config {
 
     fn naming(&self) -> Naming {
         Naming {
-            prefix: "transformer.",
-            blocks: "h.",
-            depth: "n_layer",
             embedding: "transformer.wte.weight",
             exact: false,
-            name: hf_name,
             first_row,
+            ..Naming::new("transformer.", "h.", "n_layer", hf_name)
         }
     }
 
