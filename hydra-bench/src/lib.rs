@@ -1,51 +1,31 @@
-//! The command line `hydra`: its commands, its output and its run directories.
+//! The command line `hydra`: its commands and the paper's experiments. Runs are in [`hydra_run`].
 //!
 //! [`run`] executes a command line, and [`embedded`] does so inside another program. Modules import modules below them in this
 //! table, never above:
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | `embedded` | the commands inside another program, as the Python package runs them |
+//! | `embedded` | command lines inside another program, as the Python package runs them |
 //! | `cli` | the command line and its help |
 //! | `commands` | the commands, one file each |
 //! | `checklist`, `simulator` | the items of `check`; the shared code of `simulate` and `compare` |
-//! | `session` | loading of models and data, the orchestrator, and a run of its tasks |
-//! | `dashboard` | runs in a browser: the server and the dashboard's files |
 //! | `terminal_dashboard` | a run in a terminal |
-//! | `trackers` | experiment trackers: TensorBoard and MLflow |
-//! | `run_dir` | the run directory: its files, the spec, the logs |
-//! | `settings` | groups of flags, which are also the tables of `spec.toml` |
-//! | `machine`, `plots` | memory, devices and drivers of the machine; plots of runs |
-//! | `terminal` | errors and exit statuses, the log, progress, tables |
-//! | `control_socket` | the socket that receives the commands of run control |
-//! | `control` | the state that a command shares with an embedding program |
 //!
-//! Invariant: this crate computes nothing that a result depends on. It parses flags, passes them to the engine, and shows the
-//! results.
+//! Invariant: this crate computes nothing that a result depends on. It parses flags, passes them on, and shows the results.
 #![forbid(unsafe_code)]
 
 mod checklist;
 mod cli;
 mod commands;
-mod control;
-mod control_socket;
-mod dashboard;
 pub mod embedded;
-mod machine;
-mod plots;
-mod run_dir;
-mod session;
-mod settings;
 mod simulator;
-mod terminal;
 mod terminal_dashboard;
-mod trackers;
 
 use cli::Cli;
-use session::orchestrator::Environment;
+use hydra_run::session::Environment;
+use hydra_run::terminal::{Show, error, interactive, log, panics};
 use std::ffi::OsString;
 use std::process::ExitCode;
-use terminal::{Show, error, interactive, log, panics};
 
 /// Executes a command line, the program's name first, and returns the exit status: 0 if everything succeeded, 1 if something
 /// failed, 2 if the command line is wrong, 130 if the run was interrupted.

@@ -1,6 +1,6 @@
 //! Converts failures to Python exceptions. Their classes are in `hydra_train._errors`.
 
-use hydra_bench::embedded::{Failure, Kind};
+use hydra_run::embedded::{Failure, Kind};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -4,7 +4,7 @@
 //! the parts that need Rust are here: starting a command, waiting for it with the GIL released and signals handled, and calling
 //! modules of PyTorch as layers.
 //!
-//! Invariant: this crate defines no flag and no default; those are in `hydra-bench`.
+//! Invariant: this crate defines no flag and no default; those are in `hydra-run` and `hydra-bench`.
 #![forbid(unsafe_code)]
 
 mod errors;

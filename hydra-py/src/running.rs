@@ -2,7 +2,7 @@
 
 use crate::errors::exception;
 use crate::torch::{described, own_model};
-use hydra_bench::embedded::{self, End, Failure, Next, TextMetric};
+use hydra_run::embedded::{self, End, Failure, Next, TextMetric};
 use pyo3::prelude::*;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ pub(crate) fn start(
             value.unwrap_or_else(|| Err("the interpreter has ended".into()))
         }),
     });
-    let started = py.detach(|| embedded::start(arguments, own, metric));
+    let started = py.detach(|| hydra_bench::embedded::start(arguments, own, metric));
     started.map(Running).map_err(|failure| exception(py, &failure))
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn spec(
     own: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
     let own = own.map(|own| own_model(&own)).transpose()?.map(Arc::new);
-    py.detach(|| embedded::spec(arguments, own)).map_err(|failure| exception(py, &failure))
+    py.detach(|| hydra_bench::embedded::spec(arguments, own)).map_err(|failure| exception(py, &failure))
 }
 
 /// Returns the version, the operating system and the processor as JSON.

@@ -3,9 +3,9 @@
 use super::found::{Finding, Verdict, guarded};
 use super::subject::{Subject, computes};
 use super::{copies, kernels, memory, optimizer, precision, training};
-use crate::terminal::{interactive, print};
 use anyhow::Result;
 use hydra_core::panic_message;
+use hydra_run::terminal::{interactive, print};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -3,11 +3,11 @@
 use super::found::{Finding, Verdict, guarded};
 use super::subject::{Subject, computes};
 use super::training::{Model, each_model};
-use crate::machine::procfs;
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
 use hydra_core::{AnyTensor, ByteSize, DeviceError, DeviceTensor, finish};
 use hydra_engine::{Observer, OpenDevice, RunEvent, Track, Work};
+use hydra_run::machine::procfs;
 use serde_json::{Value, json};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -2,7 +2,6 @@
 
 use super::found::{Finding, Verdict, guarded, timed};
 use super::subject::{Subject, supports};
-use crate::session::Synthetic;
 use anyhow::{Context, Result, bail, ensure};
 use hydra_core::{ByteSize, Chain, Dataset, FloatType, Key, Length, OptimizerSpec, TrainSpec};
 use hydra_engine::{
@@ -14,6 +13,7 @@ use hydra_models::family::{self, Reads};
 use hydra_models::gpt2::{Gpt2Config, chain};
 use hydra_models::mlp;
 use hydra_models::tokenizer::Tokenizer;
+use hydra_run::session::Synthetic;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -365,7 +365,22 @@ impl Stepped {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plots::schedule::span;
+    use hydra_core::{DeviceId, TaskId};
+    use hydra_engine::Track;
+
+    fn span(work: Work, start_s: f64, end_s: f64) -> Span {
+        let (device, task) = (DeviceId(0), TaskId(0));
+        Span {
+            track: Track::Compute(device),
+            task,
+            work,
+            shard: 0,
+            step: 0,
+            microbatch_pass: 0,
+            start_s,
+            end_s,
+        }
+    }
 
     #[test]
     fn a_loss_falls_if_it_ends_below_its_beginning() {

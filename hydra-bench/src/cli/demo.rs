@@ -1,6 +1,6 @@
 //! The announcement of `hydra` without arguments on a terminal.
 
-use crate::terminal::{interactive, tell};
+use hydra_run::terminal::{interactive, tell};
 use std::env;
 use std::sync::mpsc::channel;
 use std::time::Duration;

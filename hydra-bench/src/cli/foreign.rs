@@ -2,8 +2,8 @@
 //!
 //! Foreign names are not accepted: they are refused, and the error names the replacement.
 
-use crate::settings::values::any_of;
 use hydra_core::{OptimizerSpec, Schedule};
+use hydra_run::settings::values::any_of;
 
 /// A setting from a command line or a keyword: its name with `_` between its words, and its value, if it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]

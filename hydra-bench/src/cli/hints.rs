@@ -2,9 +2,9 @@
 
 use super::Cli;
 use super::foreign::{NamedValue, Suggestion, suggestion};
-use crate::settings::{SAMPLED, is_varied};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, CommandFactory};
+use hydra_run::settings::{SAMPLED, is_varied};
 use std::error::Error;
 use std::ffi::OsString;
 

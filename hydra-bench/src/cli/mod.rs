@@ -18,9 +18,9 @@ use crate::commands::{
     check, compare, completions, ctl, doctor, eval, explain, export, generate, man, partition, predict,
     report, resume, select, serve, simulate, step, train, watch,
 };
-use crate::session::Environment;
-use crate::terminal::{Outcome, tell};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use hydra_run::session::Environment;
+use hydra_run::terminal::{Outcome, tell};
 use std::ffi::OsString;
 
 const AFTER_HELP: &str = "\

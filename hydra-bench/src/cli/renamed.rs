@@ -72,7 +72,7 @@ pub(crate) fn current_keyword(command: &str, keyword: &str) -> Option<(String, S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{SAMPLED, is_varied};
+    use hydra_run::settings::{SAMPLED, is_varied};
 
     fn read(line: &str) -> (String, Vec<String>) {
         let (made, notes) = with_current_flags(line.split_whitespace().map(OsString::from).collect());

@@ -1,6 +1,6 @@
 //! Flags with a list or a range instead of one value, rewritten as lists of a grid or samples of a search.
 
-use crate::settings::{SAMPLED, is_varied};
+use hydra_run::settings::{SAMPLED, is_varied};
 use std::ffi::OsString;
 
 /// The settings whose flags take lists themselves.

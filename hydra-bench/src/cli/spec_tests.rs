@@ -2,16 +2,16 @@
 
 use super::{Cli, Command};
 use crate::commands::select::SelectArgs;
-use crate::machine::{DevicesArg, Machine};
-use crate::run_dir::{CommandName, RunSpec};
-use crate::settings::Configuration;
-use crate::terminal::Usage;
 use anyhow::Result;
 use clap::Parser;
 use hydra_core::optimizer::AdamW;
 use hydra_core::schedule::Linear;
 use hydra_core::{ByteSize, Decay, Length, Schedule};
 use hydra_engine::OptimizerPlacement;
+use hydra_run::machine::{DevicesArg, Machine};
+use hydra_run::run_dir::{CommandName, RunSpec};
+use hydra_run::settings::Configuration;
+use hydra_run::terminal::Usage;
 use hydra_sched::PolicyKind;
 use toml::Table;
 
@@ -115,7 +115,7 @@ fn tasks_are_named_by_the_settings_in_which_they_differ() {
     assert_eq!(names(&format!("{data} texts/one.txt,texts/two")), ["one.txt", "two"]);
     assert_eq!(names(&format!("{data} a/same,b/same")), ["gpt2-mini-same", "gpt2-mini-same-2"]);
     let part = spec("select --batch 8,4 --lr 1e-3").unwrap();
-    let only = crate::settings::PartSettings { part: None, only: vec!["b4".to_owned()] };
+    let only = hydra_run::settings::PartSettings { part: None, only: vec!["b4".to_owned()] };
     assert_eq!(
         part.of_part(only).unwrap().grid().unwrap()[0].name,
         "b4",

@@ -1,12 +1,12 @@
 //! Tests of the command line, its help and the documents about it.
 
 use super::*;
-use crate::settings::values::any_of;
-use crate::settings::{OUTPUT, model_help, policy_help};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use hydra_core::ByteSize;
 use hydra_models::family;
+use hydra_run::settings::values::any_of;
+use hydra_run::settings::{OUTPUT, model_help, policy_help};
 use hydra_sched::PolicyKind;
 
 fn fails(arguments: &[&str]) -> clap::Error {

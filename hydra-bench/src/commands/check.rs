@@ -3,13 +3,13 @@
 use crate::checklist::found::Verdict;
 use crate::checklist::items::{ITEMS, Item, ItemResult, Panics, run_items};
 use crate::checklist::subject::Subject;
-use crate::machine::DevicesArg;
-use crate::session::{Environment, devices};
-use crate::settings::{DeviceSettings, flags};
-use crate::terminal::{Outcome, Table, Usage, print};
 use anyhow::{Result, bail};
 use clap::Args;
 use hydra_core::{ByteSize, panic_message};
+use hydra_run::machine::DevicesArg;
+use hydra_run::session::{Environment, devices};
+use hydra_run::settings::{DeviceSettings, flags};
+use hydra_run::terminal::{Outcome, Table, Usage, print};
 use serde_json::{Value, json};
 
 /// The default of `--pinned-memory`: enough for the largest copies and for staging buffers.

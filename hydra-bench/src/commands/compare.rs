@@ -1,16 +1,16 @@
 //! `hydra compare`: training strategies and scheduling policies on one workload.
 
-use crate::plots::bars::{self, Bar};
-use crate::plots::schedule;
-use crate::run_dir::{check_not_read, could_not, remove_file};
-use crate::settings::values;
 use crate::simulator::{
     CopiesRow, Measured, SimulatorArgs, compare_copies, gantt, largest, load, mean, measure,
 };
-use crate::terminal::{Outcome, Table, Unit, fixed, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_core::ByteSize;
+use hydra_run::plots::bars::{self, Bar};
+use hydra_run::plots::schedule;
+use hydra_run::run_dir::{check_not_read, could_not, remove_file};
+use hydra_run::settings::values;
+use hydra_run::terminal::{Outcome, Table, Unit, fixed, print, tell};
 use hydra_sched::{
     LowerBounds, PolicyKind, PowerModel, Row, SimulationOptions, Strategy, TaskCost, Workload, compare,
 };

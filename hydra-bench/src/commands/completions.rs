@@ -1,9 +1,9 @@
 //! `hydra completions`: completion scripts for shells.
 
-use crate::terminal::{Outcome, print};
 use anyhow::{Context, Result};
 use clap::{Args, Command, ValueEnum};
 use clap_complete::Shell;
+use hydra_run::terminal::{Outcome, print};
 
 /// `hydra completions`.
 #[derive(Debug, Args)]

@@ -1,12 +1,12 @@
 //! `hydra ctl`: the status of a run in progress, and commands to it.
 
-use crate::control_socket::ask;
-use crate::run_dir::{RunCommand, SOCKET, SPEC, is_taken};
-use crate::session::Environment;
-use crate::settings::{ForkSettings, flags::RawFlags, values};
-use crate::terminal::{Outcome, Table, Usage};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{Args, Subcommand};
+use hydra_run::control_socket::ask;
+use hydra_run::run_dir::{RunCommand, SOCKET, SPEC, is_taken};
+use hydra_run::session::Environment;
+use hydra_run::settings::{ForkSettings, flags::RawFlags, values};
+use hydra_run::terminal::{Outcome, Table, Usage};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! `hydra doctor`: the requirements of GPUs, and whether this machine meets them.
 
-use crate::machine::{DoctorReport, Findings, Machine};
-use crate::terminal::{Outcome, print};
 use anyhow::Result;
 use clap::Args;
+use hydra_run::machine::{DoctorReport, Findings, Machine};
+use hydra_run::terminal::{Outcome, print};
 
 /// `hydra doctor`.
 #[derive(Debug, Args)]

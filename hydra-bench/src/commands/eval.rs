@@ -1,13 +1,5 @@
 //! `hydra eval`: the loss of a model on a split of its data, with its perplexity or metrics.
 
-use crate::session::{
-    Both, Environment, Model, decode_memory, evaluating, note_of_cuts, note_of_decoding, note_of_memory,
-    score_with_base, without_task,
-};
-use crate::settings::{
-    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, find_base, flags, values,
-};
-use crate::terminal::{Measure, Outcome, Score, Show, Usage, percent, tell};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
@@ -16,6 +8,14 @@ use hydra_engine::{EngineError, Evaluation, EvaluationTask};
 use hydra_models::data::{Content, Split, WithReference};
 use hydra_models::lora::Base;
 use hydra_models::objective::PreferenceLoss;
+use hydra_run::session::{
+    Both, Environment, Model, decode_memory, evaluating, note_of_cuts, note_of_decoding, note_of_memory,
+    score_with_base, without_task,
+};
+use hydra_run::settings::{
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, find_base, flags, values,
+};
+use hydra_run::terminal::{Measure, Outcome, Score, Show, Usage, percent, tell};
 use serde_json::json;
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
 //! `hydra explain`: the predicted memory, traffic and time of a run.
 
-use crate::run_dir::{CommandName, RunSpec};
-use crate::session::{Environment, run};
-use crate::settings::{OUTPUT, PartSettings, RunSettings, flags};
-use crate::terminal::Outcome;
 use anyhow::Result;
 use clap::Args;
+use hydra_run::run_dir::{CommandName, RunSpec};
+use hydra_run::session::{Environment, run};
+use hydra_run::settings::{OUTPUT, PartSettings, RunSettings, flags};
+use hydra_run::terminal::Outcome;
 use std::path::PathBuf;
 
 /// `hydra explain`.

@@ -1,11 +1,5 @@
 //! `hydra export`: writes a model for other programs, with its adapters merged, in another type, in several files or as GGUF.
 
-use crate::session::export::{UntilStopped, new_directory};
-use crate::session::generation::own_files;
-use crate::session::model::Trained;
-use crate::session::{Environment, Model};
-use crate::settings::{AdapterSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags};
-use crate::terminal::{Outcome, Usage, tell};
 use anyhow::{Context as _, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
@@ -15,6 +9,12 @@ use hydra_models::data::DecodeMemory;
 use hydra_models::gguf::GgufType;
 use hydra_models::lora::Base;
 use hydra_models::tokenizer::replace_tokenizer;
+use hydra_run::session::export::{UntilStopped, new_directory};
+use hydra_run::session::generation::own_files;
+use hydra_run::session::model::Trained;
+use hydra_run::session::{Environment, Model};
+use hydra_run::settings::{AdapterSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags};
+use hydra_run::terminal::{Outcome, Usage, tell};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,17 +1,17 @@
 //! `hydra generate`: continues prompts with a language model, with or without adapters.
 
-use crate::session::generation::{self, Asked, Continued, Request, Shown};
-use crate::session::{Environment, Model, decode_memory, note_of_cuts, note_of_memory};
-use crate::settings::{
-    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, dtypes, find_base, flags, model_help, other_base,
-};
-use crate::terminal::{Outcome, Show, Usage, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_core::FloatType;
 use hydra_models::lora::Base;
 use hydra_models::tokenizer::BuiltIn;
+use hydra_run::session::generation::{self, Asked, Continued, Request, Shown};
+use hydra_run::session::{Environment, Model, decode_memory, note_of_cuts, note_of_memory};
+use hydra_run::settings::{
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, dtypes, find_base, flags, model_help, other_base,
+};
+use hydra_run::terminal::{Outcome, Show, Usage, tell};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 

@@ -1,10 +1,10 @@
 //! `hydra man`: the manual pages.
 
-use crate::run_dir::could_not;
-use crate::terminal::{Outcome, print};
 use anyhow::{Context, Result};
 use clap::{Args, Command};
 use clap_mangen::Man;
+use hydra_run::run_dir::could_not;
+use hydra_run::terminal::{Outcome, print};
 use std::fs;
 use std::path::PathBuf;
 

@@ -1,17 +1,17 @@
 //! `hydra partition`: measures a model and prints its cut-points.
 
-use crate::run_dir::check_not_read;
-use crate::session::{Environment, Model, decode_memory, note_of_cuts, orchestrator};
-use crate::settings::{
-    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, check_accumulate, find_base, values,
-};
-use crate::terminal::{Outcome, Usage, print, tell};
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_core::{ByteSize, OptimizerSpec, TrainSpec};
 use hydra_engine::TrainTask;
 use hydra_models::data::Split;
 use hydra_partition::PartitionPlan;
+use hydra_run::run_dir::check_not_read;
+use hydra_run::session::{Environment, Model, decode_memory, note_of_cuts, orchestrator};
+use hydra_run::settings::{
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, check_accumulate, find_base, values,
+};
+use hydra_run::terminal::{Outcome, Usage, print, tell};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,20 +1,20 @@
 //! `hydra predict`: the rows of a file with what a model predicts for them.
 
 use super::eval::evaluated;
-use crate::session::generation::own_files;
-use crate::session::predict::Predicts;
-use crate::session::rows_out::RowFormat;
-use crate::session::{Environment, Model, decode_memory, note_of_memory};
-use crate::settings::{
-    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags, values,
-};
-use crate::terminal::{Outcome, Usage, tell};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use hydra_core::{ByteSize, replace_file};
 use hydra_models::data::InputRows;
 use hydra_models::lora::Base;
+use hydra_run::session::generation::own_files;
+use hydra_run::session::predict::Predicts;
+use hydra_run::session::rows_out::RowFormat;
+use hydra_run::session::{Environment, Model, decode_memory, note_of_memory};
+use hydra_run::settings::{
+    AdapterSettings, DeviceSettings, ModelSettings, OUTPUT, TaskName, classifies, find_base, flags, values,
+};
+use hydra_run::terminal::{Outcome, Usage, tell};
 use serde_json::{Map, Value};
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};

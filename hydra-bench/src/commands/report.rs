@@ -1,13 +1,13 @@
 //! `hydra report`: the leaderboard and the plots of a run, finished or not.
 
-use crate::plots::html_report::HtmlReport;
-use crate::run_dir::{
-    Journal, Merged, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, samples, write_in,
-};
-use crate::session::Environment;
-use crate::terminal::{Outcome, Usage, tell, time};
 use anyhow::{Context, Result};
 use clap::Args;
+use hydra_run::plots::html_report::HtmlReport;
+use hydra_run::run_dir::{
+    Journal, Merged, PAGE, Report, SPEC, is_taken, is_unfinished, read_report, samples, write_in,
+};
+use hydra_run::session::Environment;
+use hydra_run::terminal::{Outcome, Usage, tell, time};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -91,7 +91,7 @@ fn so_far(dir: &Path, json: bool, plots: bool, around: &Environment) -> Result<O
 fn draw(dir: &Path, journal: &Journal, report: &Report, summary: &str) -> Result<Vec<&'static str>> {
     let plots = report.plots(journal);
     let html = HtmlReport {
-        title: &format!("Hydra: {} tasks in {}, so far", report.len(), dir.display()),
+        title: &format!("Hydra: {} tasks in {}, so far", report.task_count(), dir.display()),
         summary,
         plots: &plots,
         schedule: None,

@@ -1,14 +1,14 @@
 //! `hydra resume`: continues an interrupted run.
 
 use crate::commands::report;
-use crate::run_dir::{REPORT, Report, RunDir, RunSpec, read_report};
-use crate::session::watching::Trackers;
-use crate::session::{Environment, run};
-use crate::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::GivenFlags};
-use crate::terminal::{Outcome, tell};
 use anyhow::{Result, bail};
 use clap::Args;
 use hydra_engine::Checkpoint;
+use hydra_run::run_dir::{REPORT, Report, RunDir, RunSpec, read_report};
+use hydra_run::session::watching::Trackers;
+use hydra_run::session::{Environment, run};
+use hydra_run::settings::{CheckpointSettings, DeviceSettings, ResultSettings, flags::GivenFlags};
+use hydra_run::terminal::{Outcome, tell};
 use std::path::PathBuf;
 
 /// `hydra resume`.

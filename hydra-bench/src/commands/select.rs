@@ -1,11 +1,11 @@
 //! `hydra select`: trains and ranks a grid of configurations, or a search.
 
-use crate::run_dir::{CommandName, RunSpec, read_commands};
-use crate::session::{Environment, run};
-use crate::settings::{OutSettings, PartSettings, RunSettings, flags};
-use crate::terminal::{Outcome, Usage, tell};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use hydra_run::run_dir::{CommandName, RunSpec, read_commands};
+use hydra_run::session::{Environment, run};
+use hydra_run::settings::{OutSettings, PartSettings, RunSettings, flags};
+use hydra_run::terminal::{Outcome, Usage, tell};
 use std::path::{Path, PathBuf};
 
 /// `hydra select`.

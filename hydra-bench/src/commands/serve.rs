@@ -1,13 +1,13 @@
 //! `hydra serve`: the dashboard of runs in any state.
 
 use super::generate::{self, GenerateArgs};
-use crate::control::Control;
-use crate::dashboard::{Server, ShownRuns};
-use crate::session::Environment;
-use crate::settings::address;
-use crate::terminal::{Outcome, Show, quietly, tell};
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser};
+use hydra_run::control::Control;
+use hydra_run::dashboard::{Server, ShownRuns};
+use hydra_run::session::Environment;
+use hydra_run::settings::address;
+use hydra_run::terminal::{Outcome, Show, quietly, tell};
 use serde_json::Value;
 use std::fs;
 use std::net::SocketAddr;

@@ -1,14 +1,14 @@
 //! `hydra simulate`: the makespan of a scheduling policy on a workload, in virtual time.
 
-use crate::plots::canvas::one_line;
-use crate::plots::schedule;
-use crate::run_dir::{check_not_read, could_not};
-use crate::settings::policy_help;
 use crate::simulator::{Measured, SimulatorArgs, gantt, largest, load, mean, measure};
-use crate::terminal::{Outcome, Table, Unit, fixed, print};
 use anyhow::{Context, Result};
 use clap::Args;
 use hydra_core::ByteSize;
+use hydra_run::plots::canvas::one_line;
+use hydra_run::plots::schedule;
+use hydra_run::run_dir::{check_not_read, could_not};
+use hydra_run::settings::policy_help;
+use hydra_run::terminal::{Outcome, Table, Unit, fixed, print};
 use hydra_sched::{LowerBounds, PolicyKind, SimulationOptions, TaskCost, Workload};
 use serde::Serialize;
 use std::fs;

@@ -2,13 +2,6 @@
 
 mod measure;
 
-use crate::session::{
-    Both, Environment, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, quantized,
-};
-use crate::settings::{
-    AdapterSettings, DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, flags, model_help, values,
-};
-use crate::terminal::{Outcome, Table, Usage, print, tell};
 use anyhow::{Context, Result, bail};
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
@@ -17,6 +10,13 @@ use hydra_engine::{DeviceKind, RunReport, TrainTask};
 use hydra_models::family::{self, Model, Reads, TaskType};
 use hydra_models::gpt2::{Gpt2, Gpt2Config};
 use hydra_models::lora::Base;
+use hydra_run::session::{
+    Both, Environment, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, quantized,
+};
+use hydra_run::settings::{
+    AdapterSettings, DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, flags, model_help, values,
+};
+use hydra_run::terminal::{Outcome, Table, Usage, print, tell};
 use measure::{Measured, Meter};
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -1,11 +1,11 @@
 //! `hydra train`: trains one configuration.
 
-use crate::run_dir::{CommandName, RunSpec};
-use crate::session::{Environment, run};
-use crate::settings::{OutSettings, RunSettings};
-use crate::terminal::{Outcome, Usage};
 use anyhow::Result;
 use clap::{Arg, ArgAction, Args};
+use hydra_run::run_dir::{CommandName, RunSpec};
+use hydra_run::session::{Environment, run};
+use hydra_run::settings::{OutSettings, RunSettings};
+use hydra_run::terminal::{Outcome, Usage};
 
 /// `hydra train`.
 #[derive(Debug, Args)]

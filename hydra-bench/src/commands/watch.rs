@@ -1,9 +1,9 @@
 //! `hydra watch`: the terminal dashboard of a run in any state.
 
-use crate::terminal::Outcome;
 use crate::terminal_dashboard;
 use anyhow::Result;
 use clap::Args;
+use hydra_run::terminal::Outcome;
 use std::path::PathBuf;
 
 /// `hydra watch`.

@@ -1,8 +1,8 @@
 //! The flags of a command as data, for programs that pass them as keyword arguments.
 
 use crate::cli::{Cli, NamedValue, current_keyword, keyword_suggestion};
-use crate::settings::is_varied;
 use clap::{ArgAction, CommandFactory};
+use hydra_run::settings::is_varied;
 
 /// A flag of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]

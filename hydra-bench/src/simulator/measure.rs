@@ -1,8 +1,8 @@
 //! Simulates and times policies, and draws their schedules.
 
-use crate::plots::colour::Palette;
-use crate::plots::schedule::{self, Timeline};
 use anyhow::Result;
+use hydra_run::plots::colour::Palette;
+use hydra_run::plots::schedule::{self, Timeline};
 use hydra_sched::{
     Claimable, LowerBounds, ModelIndex, ModelView, Policy, PolicyKind, Priority, Request, Simulation,
     SimulationOptions, Workload, simulate,

@@ -1,9 +1,9 @@
 //! Reads workloads with stated costs, and applies flags to them.
 
-use crate::settings::values;
-use crate::terminal::tell;
 use anyhow::{Context, Result};
 use clap::Args;
+use hydra_run::settings::values;
+use hydra_run::terminal::tell;
 use hydra_sched::{Replacement, Workload, WorkloadError};
 use std::path::PathBuf;
 use std::{fs, io};

@@ -223,7 +223,7 @@ fn bars(frame: &mut Frame, title: &str, shares: &[(String, f64)], area: Rect) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run_dir::{METRICS, SPEC};
+    use hydra_run::run_dir::{METRICS, SPEC};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use ratatui::crossterm::event::KeyCode;

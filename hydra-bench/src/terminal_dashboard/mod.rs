@@ -5,8 +5,8 @@
 mod draw;
 mod view;
 
-use crate::terminal::interactive;
 use anyhow::{Context, Result, ensure};
+use hydra_run::terminal::interactive;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
 use std::io::IsTerminal;

@@ -1,11 +1,11 @@
 //! The state of the terminal dashboard, and its key bindings.
 
-use crate::run_dir::{
-    Follower, SPEC, TRACE, is_taken, is_unfinished, last_spans, ranked, search_progress, shown,
-};
-use crate::terminal::{Score, time};
 use anyhow::{Result, ensure};
 use hydra_engine::TierMemory;
+use hydra_run::run_dir::{
+    Follower, SPEC, TRACE, is_taken, is_unfinished, last_spans, ranked, search_progress, shown,
+};
+use hydra_run::terminal::{Score, time};
 use ratatui::crossterm::event::KeyCode;
 use serde_json::Value;
 use std::cmp::Ordering;

@@ -30,19 +30,20 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
         ],
     ),
     (
-        "hydra-bench",
+        "hydra-run",
         &[
             &["control", "control_socket", "terminal"],
             &["machine", "plots"],
             &["settings"],
             &["run_dir"],
-            &["dashboard", "terminal_dashboard", "trackers"],
-            &["simulator", "session"],
-            &["checklist"],
-            &["commands"],
-            &["cli"],
+            &["dashboard", "trackers"],
+            &["session"],
             &["embedded"],
         ],
+    ),
+    (
+        "hydra-bench",
+        &[&["simulator", "terminal_dashboard"], &["checklist"], &["commands"], &["cli"], &["embedded"]],
     ),
 ];
 

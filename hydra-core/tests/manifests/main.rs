@@ -25,7 +25,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
         &["hydra-core", "hydra-partition", "hydra-spill", "hydra-sched", "hydra-models", "hydra-engine"],
     ),
     (
-        "hydra-bench",
+        "hydra-run",
         &[
             "hydra-core",
             "hydra-partition",
@@ -36,15 +36,28 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
             "hydra-engine",
         ],
     ),
-    ("hydra-py", &["hydra-core", "hydra-models", "hydra-bench", "hydra-spill"]),
+    (
+        "hydra-bench",
+        &[
+            "hydra-core",
+            "hydra-partition",
+            "hydra-spill",
+            "hydra-sched",
+            "hydra-models",
+            "hydra-engine",
+            "hydra-run",
+        ],
+    ),
+    ("hydra-py", &["hydra-core", "hydra-models", "hydra-run", "hydra-bench", "hydra-spill"]),
 ];
 
 /// External crates that a crate must not depend on, by name prefix: the scheduler and the search use
-/// neither tensors nor threads, and the command line is built without Python.
+/// neither tensors nor threads, runs need no command line, and the command line is built without Python.
 const FORBIDDEN: &[(&str, &[&str])] = &[
     ("hydra-sched", &["burn", "rayon", "crossbeam"]),
     ("hydra-search", &["burn", "rayon", "crossbeam"]),
-    ("hydra-bench", &["pyo3"]),
+    ("hydra-run", &["pyo3", "clap_complete", "clap_mangen", "ratatui"]),
+    ("hydra-bench", &["pyo3", "axum", "ureq", "plotters"]),
 ];
 
 /// The crates that forbid unsafe code.
@@ -55,6 +68,7 @@ const SAFE: &[&str] = &[
     "hydra-search",
     "hydra-engine",
     "hydra-train",
+    "hydra-run",
     "hydra-bench",
     "hydra-py",
 ];

@@ -3,13 +3,13 @@
 use super::data::TorchData;
 use super::described;
 use super::layer::TorchLayer;
-use hydra_bench::embedded::OwnModel;
 use hydra_core::{Chain, Metric, ModelWriter, WeightError, WeightSource};
 use hydra_models::ModelError;
 use hydra_models::data::Content;
 use hydra_models::family::{Adapting, Model, Reads};
 use hydra_models::lora::{AdapterDir, Lora, Plan};
 use hydra_models::weights::{SafetensorsWriter, SaveForm};
+use hydra_run::embedded::OwnModel;
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 use std::collections::HashMap;

@@ -1,12 +1,12 @@
 //! Measurements of training steps: times, page faults and allocations.
 
-use crate::machine::procfs;
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
 use hydra_core::DeviceId;
 use hydra_core::profile::{self, Part};
 use hydra_engine::{Observer, RunEvent, Track};
 use hydra_models::ops::linear_transposed;
+use hydra_run::machine::procfs;
 use hydra_spill::alloc::{self, MAX_DEVICES};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

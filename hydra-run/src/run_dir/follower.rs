@@ -1,0 +1,127 @@
+//! Follows a running run: its journal, and each line of `metrics.jsonl` once, as soon as the line is complete.
+
+use crate::run_dir::directory::METRICS;
+use crate::run_dir::journal::Journal;
+use serde_json::Value;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// Reads a run directory incrementally.
+#[derive(Debug)]
+pub struct Follower {
+    dir: PathBuf,
+    journal: Journal,
+    read: u64,
+}
+
+impl Follower {
+    /// Returns a follower that has read nothing yet.
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), journal: Journal::begin(dir), read: 0 }
+    }
+
+    /// Reads the new complete lines and passes each to `each`. If another run has replaced the one that was read, its lines are
+    /// read from the first one.
+    pub fn follow(&mut self, mut each: impl FnMut(&Value)) -> io::Result<()> {
+        let path = self.dir.join(METRICS);
+        if length(&path)? < self.read {
+            *self = Self::new(&self.dir);
+        }
+        let journal = &mut self.journal;
+        self.read = lines_from(&path, self.read, u64::MAX, |line| {
+            if let Ok(line) = serde_json::from_slice(line) {
+                journal.note(&line);
+                each(&line);
+            }
+        })?;
+        self.journal.count_shards(&self.dir);
+        Ok(())
+    }
+
+    /// What has been read so far.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Returns the number of bytes read, all of complete lines.
+    pub(crate) fn read(&self) -> u64 {
+        self.read
+    }
+}
+
+/// Passes the complete lines from byte `from` on to `each`, about `most` bytes of them, and returns the end of the last one.
+/// A missing file has no lines.
+pub(crate) fn lines_from(path: &Path, from: u64, most: u64, mut each: impl FnMut(&[u8])) -> io::Result<u64> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(from),
+        file => file?,
+    };
+    file.seek(SeekFrom::Start(from))?;
+    let (mut lines, mut line, mut end) = (BufReader::new(file), Vec::new(), from);
+    while end - from < most {
+        line.clear();
+        let bytes = lines.read_until(b'\n', &mut line)?;
+        if !line.ends_with(b"\n") {
+            break;
+        }
+        each(&line);
+        end += bytes as u64;
+    }
+    Ok(end)
+}
+
+/// Returns the length of a file, zero if it is missing.
+pub(crate) fn length(path: &Path) -> io::Result<u64> {
+    match path.metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
+        found => Ok(found?.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn line(step: u64) -> String {
+        let line = serde_json::json!({
+            "event": "minibatch", "task": "a", "step": step, "steps": 9, "loss": 1.0, "units": 8, "at_s": step,
+        });
+        format!("{line}\n")
+    }
+
+    #[test]
+    fn each_line_is_read_once_and_when_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(METRICS);
+        let mut run = Follower::new(dir.path());
+        let steps = |run: &mut Follower| {
+            let mut steps = Vec::new();
+            run.follow(|line| steps.push(line["step"].as_u64().unwrap())).unwrap();
+            steps
+        };
+        assert!(steps(&mut run).is_empty(), "nothing is there");
+        let two = line(0) + &line(1);
+        fs::write(&path, &two[..two.len() - 4]).unwrap();
+        assert_eq!(steps(&mut run), [0]);
+        fs::write(&path, &two).unwrap();
+        assert_eq!((steps(&mut run), run.read()), (vec![1], two.len() as u64));
+        assert!(steps(&mut run).is_empty());
+        assert_eq!(run.journal().tasks[0].units, [8, 8]);
+        fs::write(&path, line(0)).unwrap();
+        assert_eq!((steps(&mut run), run.journal().tasks[0].units.len()), (vec![0], 1), "another run");
+    }
+
+    #[test]
+    fn so_many_bytes_are_read_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(METRICS);
+        fs::write(&path, line(0) + &line(1) + &line(2)).unwrap();
+        let mut count = 0;
+        let end = lines_from(&path, 0, 1, |_| count += 1).unwrap();
+        assert_eq!((end, count), (line(0).len() as u64, 1), "a line at least");
+        lines_from(&path, end, u64::MAX, |_| count += 1).unwrap();
+        assert_eq!(count, 3);
+    }
+}
