@@ -81,7 +81,7 @@ impl View {
 
     /// Reads the new lines of the run's log.
     pub(super) fn refresh(&mut self) -> Result<()> {
-        self.run.follow(|_| {})?;
+        self.run.follow()?;
         let running = is_taken(&self.dir);
         let state = match (is_unfinished(&self.dir), running) {
             (false, _) => "ended",

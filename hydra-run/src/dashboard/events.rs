@@ -66,7 +66,7 @@ impl Followed {
         }
         (self.from, self.state) = (end, state);
         let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
-        run.follow(|_| {}).ok()?;
+        run.follow().ok()?;
         let mut news = standings(&run, &self.dir).ok()?;
         news["lines"] = lines.into();
         Some(Event::default().event("news").id(end.to_string()).data(news.to_string()))

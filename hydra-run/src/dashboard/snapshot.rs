@@ -15,7 +15,7 @@ const MOMENTS: usize = 2000;
 
 /// Returns the whole run, with the offset in `metrics.jsonl` from which events continue.
 pub(super) fn whole(run: &mut Follower, dir: &Path) -> Result<Value> {
-    run.follow(|_| {})?;
+    run.follow()?;
     let mut whole = standings(run, dir)?;
     let journal = run.journal();
     let most = points_each(journal.tasks.len());
@@ -55,7 +55,7 @@ pub(super) fn standings(run: &Follower, dir: &Path) -> Result<Value> {
 /// # Errors
 /// A task that the run does not have, or whose model is not there.
 pub(super) fn model(run: &mut Follower, dir: &Path, task: &str) -> Result<PathBuf> {
-    run.follow(|_| {})?;
+    run.follow()?;
     let standings = standings(run, dir)?;
     let mut tasks = standings["tasks"].as_array().into_iter().flatten();
     let found =

@@ -1,8 +1,7 @@
-//! Follows a running run: its journal, and each line of `metrics.jsonl` once, as soon as the line is complete.
+//! Follows a running run: its journal, with each line of `metrics.jsonl` as soon as the line is complete.
 
 use crate::run_dir::directory::METRICS;
 use crate::run_dir::journal::Journal;
-use serde_json::Value;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -21,9 +20,8 @@ impl Follower {
         Self { dir: dir.to_owned(), journal: Journal::begin(dir), read: 0 }
     }
 
-    /// Reads the new complete lines and passes each to `each`. If another run has replaced the one that was read, its lines are
-    /// read from the first one.
-    pub fn follow(&mut self, mut each: impl FnMut(&Value)) -> io::Result<()> {
+    /// Reads the new complete lines. If another run has replaced the one that was read, its lines are read from the first one.
+    pub fn follow(&mut self) -> io::Result<()> {
         let path = self.dir.join(METRICS);
         if length(&path)? < self.read {
             *self = Self::new(&self.dir);
@@ -31,8 +29,7 @@ impl Follower {
         let journal = &mut self.journal;
         self.read = lines_from(&path, self.read, u64::MAX, |line| {
             if let Ok(line) = serde_json::from_slice(line) {
-                journal.note(&line);
-                each(&line);
+                journal.note(line);
             }
         })?;
         self.journal.count_shards(&self.dir);
@@ -96,21 +93,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(METRICS);
         let mut run = Follower::new(dir.path());
-        let steps = |run: &mut Follower| {
-            let mut steps = Vec::new();
-            run.follow(|line| steps.push(line["step"].as_u64().unwrap())).unwrap();
-            steps
+        let trained = |run: &mut Follower| {
+            run.follow().unwrap();
+            run.journal().trained()
         };
-        assert!(steps(&mut run).is_empty(), "nothing is there");
+        assert_eq!(trained(&mut run), 0, "nothing is there");
         let two = line(0) + &line(1);
         fs::write(&path, &two[..two.len() - 4]).unwrap();
-        assert_eq!(steps(&mut run), [0]);
+        assert_eq!((trained(&mut run), run.read()), (1, line(0).len() as u64));
         fs::write(&path, &two).unwrap();
-        assert_eq!((steps(&mut run), run.read()), (vec![1], two.len() as u64));
-        assert!(steps(&mut run).is_empty());
+        assert_eq!((trained(&mut run), run.read()), (2, two.len() as u64));
+        assert_eq!(trained(&mut run), 2);
         assert_eq!(run.journal().tasks[0].units, [8, 8]);
         fs::write(&path, line(0)).unwrap();
-        assert_eq!((steps(&mut run), run.journal().tasks[0].units.len()), (vec![0], 1), "another run");
+        assert_eq!(trained(&mut run), 1, "another run");
     }
 
     #[test]

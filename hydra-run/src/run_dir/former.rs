@@ -7,11 +7,6 @@ pub(super) fn current_unit(unit: &str) -> &str {
     if unit == "pictures" { "images" } else { unit }
 }
 
-/// Returns the current name of an event in `metrics.jsonl`.
-pub(super) fn current_event(event: &str) -> &str {
-    if event == "left_out" { "skipped" } else { event }
-}
-
 /// Returns the text of a `report.json` with the current spellings. A text without old ones is returned unchanged.
 pub(super) fn current_report(text: String) -> String {
     if !["left_out", "pictures"].iter().any(|old| text.contains(&format!("\"{old}\""))) {

@@ -1,6 +1,7 @@
 //! The state of an unfinished run, rebuilt from its spec and `metrics.jsonl`: a report before `report.json` exists.
 
-use super::former::{current_event, current_unit};
+use super::event::{LogLine, LoggedEvaluation, LoggedEvent, Number, Written};
+use super::former::current_unit;
 use crate::plots::memory::Moment;
 use crate::run_dir::compared::compare;
 use crate::run_dir::directory::{METRICS, PLANS, SPEC};
@@ -9,8 +10,7 @@ use crate::run_dir::spec::RunSpec;
 use crate::run_dir::task::LAST;
 use crate::settings::Configuration;
 use anyhow::{Context, Result};
-use hydra_engine::REPORT_SCHEMA;
-use serde::Deserialize;
+use hydra_engine::{EvaluationKind, REPORT_SCHEMA, TaskState};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,8 +43,8 @@ pub struct Entry {
     shards: Option<usize>,
     /// Total minibatches.
     planned: Option<u64>,
-    /// The loss of each minibatch; `null` if it is not finite, or its line is missing.
-    losses: Vec<Value>,
+    /// The loss of each minibatch; NaN if it is not finite, or its line is missing.
+    losses: Vec<Number>,
     /// The kind of items that it trains on, such as tokens.
     unit: Option<String>,
     /// Items of each minibatch.
@@ -53,18 +53,18 @@ pub struct Entry {
     /// The texts generated last: minibatches done, and for each sample prompt `prompt` and `text`.
     samples: Option<(u64, Value)>,
     time: Option<f64>,
-    /// The event of its end, with the hash and directory of the final weights; `null` before.
-    end: Value,
+    /// The final weights, once they are written.
+    written: Written,
 }
 
 /// The results of a task's evaluations.
 #[derive(Clone, Debug, Default)]
 struct EvaluationResults {
-    initial: Option<Value>,
+    initial: Option<LoggedEvaluation>,
     /// Validations during training: minibatches done, and the result.
-    periodic: Vec<(u64, Value)>,
-    validation: Option<Value>,
-    test: Option<Value>,
+    periodic: Vec<(u64, LoggedEvaluation)>,
+    validation: Option<LoggedEvaluation>,
+    test: Option<LoggedEvaluation>,
 }
 
 impl Journal {
@@ -78,7 +78,7 @@ impl Journal {
         let mut journal = Self::begin(dir);
         // The last line may be incomplete.
         let lines = text.split(|byte| *byte == b'\n');
-        lines.filter_map(|line| serde_json::from_slice(line).ok()).for_each(|line| journal.note(&line));
+        lines.filter_map(|line| serde_json::from_slice(line).ok()).for_each(|line| journal.note(line));
         journal.count_shards(dir);
         Ok(journal)
     }
@@ -107,18 +107,25 @@ impl Journal {
     }
 
     /// Records an event.
-    pub(super) fn note(&mut self, line: &Value) {
-        let (at_s, time) = (line["at_s"].as_f64(), line["time"].as_f64());
+    pub(super) fn note(&mut self, line: LogLine) {
+        let LogLine { event, at_s, time } = line;
         self.at_s = at_s.unwrap_or(self.at_s).max(self.at_s);
         self.time = time.or(self.time);
-        let machine = line.get("machine").filter(|machine| !self.machines.contains(machine));
-        self.machines.extend(machine.cloned());
-        // A refused command may name a task that does not exist.
-        if let Some(name) = line["task"].as_str().filter(|_| line["event"] != "refused") {
-            self.entry(name).note(line);
+        if let Some(name) = event.task() {
+            let entry = self.entry(name);
+            // A configuration is repeated when a run is resumed, before the task goes on.
+            if !matches!(event, LoggedEvent::Task { .. }) {
+                entry.time = time.or(entry.time);
+            }
+            return entry.note(event);
         }
-        let tiers = line.get("tiers").and_then(|tiers| Vec::deserialize(tiers).ok());
-        self.memory.extend(at_s.zip(tiers).map(|(at_s, tiers)| Moment { at_s, tiers }));
+        match event {
+            LoggedEvent::Machine { machine } if !self.machines.contains(&machine) => {
+                self.machines.push(machine)
+            }
+            LoggedEvent::Memory { tiers } => self.memory.extend(at_s.map(|at_s| Moment { at_s, tiers })),
+            _ => {}
+        }
     }
 
     /// Returns the tasks under the keys of a report. `running` is true if a run holds the directory.
@@ -164,58 +171,53 @@ impl Journal {
 }
 
 impl Entry {
-    fn note(&mut self, line: &Value) {
-        let event = current_event(line["event"].as_str().unwrap_or_default());
-        if event == "task" {
-            self.config = line["config"].clone();
-            self.planned = line["steps"].as_u64().or(self.planned);
-            self.unit = line["unit"].as_str().map(|unit| current_unit(unit).to_owned());
-            return;
-        }
-        self.time = line["time"].as_f64().or(self.time);
-        if !event.starts_with("checkpoint") && event != "saved" {
-            "running".clone_into(&mut self.state);
-        }
-        let step = line["step"].as_u64().unwrap_or_default();
+    fn note(&mut self, event: LoggedEvent) {
+        let state = match &event {
+            LoggedEvent::Skipped { .. } => "skipped",
+            LoggedEvent::Paused { .. } => "paused",
+            LoggedEvent::End { state, .. } => ended(*state),
+            LoggedEvent::Task { .. }
+            | LoggedEvent::Checkpoint { .. }
+            | LoggedEvent::CheckpointFailed { .. }
+            | LoggedEvent::Saved { .. } => &self.state,
+            _ => "running",
+        };
+        self.state = state.to_owned();
         match event {
-            "minibatch" | "resumed" => {
-                self.goes_on_from(step);
-                self.planned = line["steps"].as_u64().or(self.planned);
-                if event == "minibatch" {
-                    self.losses.push(line["loss"].clone());
-                    self.units.push(line["units"].as_u64().unwrap_or_default());
-                }
+            LoggedEvent::Task { config, steps, unit, .. } => {
+                self.config = config;
+                self.planned = steps.or(self.planned);
+                self.unit = unit.map(|unit| current_unit(&unit).to_owned());
             }
-            "paused" => "paused".clone_into(&mut self.state),
-            "evaluation" => self.evaluations.add(line, step),
-            "samples" => self.samples = Some((step, line["samples"].clone())),
-            "skipped" => {
-                "skipped".clone_into(&mut self.state);
-                self.error = line["reason"].as_str().map(str::to_owned);
+            LoggedEvent::Minibatch { step, steps, loss, units, .. } => {
+                self.goes_on_from(step, steps);
+                self.losses.push(loss);
+                self.units.push(units);
             }
-            "end" => {
-                line["state"].as_str().unwrap_or("done").clone_into(&mut self.state);
-                self.error = line["error"].as_str().map(str::to_owned);
-                self.end = line.clone();
-            }
+            LoggedEvent::Resumed { step, steps, .. } => self.goes_on_from(step, steps),
+            LoggedEvent::Evaluation { kind, step, result, .. } => self.evaluations.add(kind, step, result),
+            LoggedEvent::Samples { step, samples, .. } => self.samples = Some((step, samples)),
+            LoggedEvent::Skipped { reason, .. } => self.error = reason,
+            LoggedEvent::End { error, written, .. } => (self.error, self.written) = (error, written),
             _ => {}
         }
     }
 
     /// Discards the minibatches that a killed run trained after its last checkpoint, which are trained again.
-    fn goes_on_from(&mut self, step: u64) {
+    fn goes_on_from(&mut self, step: u64, planned: Option<u64>) {
+        self.planned = planned.or(self.planned);
         // Lines that failed to be written are missing; the bound guards against a corrupt `step`.
         let trained = usize::try_from(step).unwrap_or(usize::MAX).min(self.losses.len() + (1 << 20));
-        self.losses.resize(trained, Value::Null);
+        self.losses.resize(trained, Number::default());
         self.units.resize(trained, self.units.last().copied().unwrap_or_default());
         self.evaluations.periodic.retain(|(at, _)| *at <= step);
         (self.evaluations.validation, self.evaluations.test) = (None, None);
-        (self.error, self.end) = (None, Value::Null);
+        (self.error, self.written) = (None, Written::default());
     }
 
     /// Returns the loss of each minibatch, `None` if it is not finite or unknown.
     pub fn losses(&self) -> impl ExactSizeIterator<Item = Option<f64>> {
-        self.losses.iter().map(Value::as_f64)
+        self.losses.iter().map(|loss| loss.finite())
     }
 
     /// Returns the texts generated last: minibatches done, and a list of `prompt` and `text`.
@@ -226,7 +228,7 @@ impl Entry {
 
     /// Returns the validations before, during and after training: minibatches done, and the loss.
     pub(crate) fn validations(&self) -> Vec<(u64, Option<f64>)> {
-        let loss = |result: &Value| result["loss"].as_f64();
+        let loss = |result: &LoggedEvaluation| result.loss.finite();
         let first = self.evaluations.initial.iter().map(|result| (0, loss(result)));
         let periodic = self.evaluations.periodic.iter().map(|(step, result)| (*step, loss(result)));
         let last = self.evaluations.validation.iter().map(|result| (self.losses.len() as u64, loss(result)));
@@ -242,7 +244,7 @@ impl Entry {
             "steps_in_all": self.planned, "losses": losses,
             "initial_validation": self.evaluations.initial, "evaluations": self.evaluations.periodic,
             "validation": self.evaluations.validation, "test": self.evaluations.test,
-            "weights_sha256": self.end["weights_sha256"], "model_dir": self.end["model_dir"],
+            "weights_sha256": self.written.weights_sha256, "model_dir": self.written.model_dir,
             "last_event_time": self.time, "unit": self.unit, "units": self.units.iter().sum::<u64>(),
         })
     }
@@ -262,24 +264,26 @@ impl Entry {
 }
 
 impl EvaluationResults {
-    /// Adds the result of an evaluation event after `step` minibatches.
-    fn add(&mut self, line: &Value, step: u64) {
-        let mut result = json!({ "loss": line["loss"], "predicted_tokens": line["predicted_tokens"] });
-        for key in ["perplexity", "metrics", "selected_by"] {
-            if let Some(figure) = line.get(key) {
-                result[key] = figure.clone();
-            }
-        }
-        match line["kind"].as_str() {
-            Some("initial") => self.initial = Some(result),
-            Some("periodic") => {
+    /// Adds the result of an evaluation after `step` minibatches.
+    fn add(&mut self, kind: EvaluationKind, step: u64, result: LoggedEvaluation) {
+        match kind {
+            EvaluationKind::Initial => self.initial = Some(result),
+            EvaluationKind::Periodic => {
                 self.periodic.retain(|(at, _)| *at < step);
                 self.periodic.push((step, result));
             }
-            Some("validation") => self.validation = Some(result),
-            Some("test") => self.test = Some(result),
-            _ => {}
+            EvaluationKind::Validation => self.validation = Some(result),
+            EvaluationKind::Test => self.test = Some(result),
         }
+    }
+}
+
+/// The name of a final state.
+fn ended(state: TaskState) -> &'static str {
+    match state {
+        TaskState::Done => "done",
+        TaskState::Failed => "failed",
+        TaskState::Stopped => "stopped",
     }
 }
 
@@ -309,10 +313,11 @@ fn shards(dir: &Path, task: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Deserialize;
 
     fn journal(lines: &[Value]) -> Journal {
         let mut journal = Journal::default();
-        lines.iter().for_each(|line| journal.note(line));
+        lines.iter().filter_map(|line| LogLine::deserialize(line).ok()).for_each(|line| journal.note(line));
         journal
     }
 

@@ -42,7 +42,7 @@ impl BestModels {
     /// Removes the models that are not among the best of their group. Tasks that may still be resumed are not compared, unless
     /// `all` have ended for good.
     pub(crate) fn prune(&mut self, all: bool) -> Result<()> {
-        self.follower.follow(|_| ()).context("the metrics could not be read")?;
+        self.follower.follow().context("the metrics could not be read")?;
         let tasks = self.follower.journal().standings(false);
         let is_done = |task: &&Value| {
             let name = task["name"].as_str().unwrap_or_default();

@@ -9,6 +9,7 @@ pub(crate) mod controlled;
 pub(crate) mod differences;
 pub(crate) mod directory;
 pub(crate) mod drawn;
+mod event;
 pub(crate) mod follower;
 mod former;
 mod group;
@@ -41,6 +42,7 @@ pub(crate) use directory::{
 pub use directory::{
     METRICS, PAGE, REPORT, RunDir, SOCKET, SPEC, TRACE, is_taken, is_unfinished, read_report, write_in,
 };
+pub use event::{LogLine, LoggedEvaluation, LoggedEvent, Number, Written};
 pub use follower::Follower;
 pub(crate) use follower::{length, lines_from};
 pub(crate) use inputs::Inputs;

@@ -2,11 +2,15 @@
 
 use crate::control::Control;
 use crate::plots::schedule::Timeline;
+use crate::run_dir::event::{LogLine, LoggedEvaluation, LoggedEvent, Number, Written};
 use crate::run_dir::trace::TraceWriter;
+use hydra_core::TaskId;
 use hydra_engine::{Observer, RunEvent, Skipped};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
@@ -66,18 +70,19 @@ impl SharedRunLog {
     pub(crate) fn configurations(&self, tasks: impl IntoIterator<Item = ConfiguredTask>) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for ConfiguredTask { task, config, steps, unit } in tasks {
-            let line = json!({
-                "event": "task", "task": task, "config": config, "steps": steps, "unit": unit, "at_s": 0.0,
-            });
-            log.iter_mut().for_each(|log| log.push(line.clone()));
+            let event = LoggedEvent::Task { task, config, steps: Some(steps as u64), unit: Some(unit) };
+            if let Some(log) = log.as_mut() {
+                log.push(event, Some(0.0));
+            }
         }
     }
 
     /// Writes a `machine` event: the build and the processor that train from here on.
     pub(crate) fn machine(&self, machine: &Value) {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = json!({ "event": "machine", "machine": machine, "at_s": 0.0 });
-        log.iter_mut().for_each(|log| log.push(line.clone()));
+        if let Some(log) = log.as_mut() {
+            log.push(LoggedEvent::Machine { machine: machine.clone() }, Some(0.0));
+        }
     }
 
     /// Finishes the log. A second call fails.
@@ -90,14 +95,11 @@ impl SharedRunLog {
 }
 
 impl RunLog {
-    /// Writes a line with the Unix time, and with `at_s` relative to the start of the whole run.
-    fn push(&mut self, mut line: Value) {
-        if let Some(at_s) = line["at_s"].as_f64() {
-            line["at_s"] = json!(self.from_s + at_s);
-        }
+    /// Writes an event with the Unix time. `at_s` are seconds since the run was started or resumed.
+    fn push(&mut self, event: LoggedEvent, at_s: Option<f64>) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        line["time"] = json!(now.map_or(0.0, |now| now.as_millis() as f64 / 1e3));
-        self.metrics.push(&line);
+        let time = Some(now.map_or(0.0, |now| now.as_millis() as f64 / 1e3));
+        self.metrics.push(&LogLine { event, at_s: at_s.map(|at_s| self.from_s + at_s), time });
         self.control.iter().for_each(|control| control.written(self.metrics.whole));
     }
 }
@@ -108,7 +110,8 @@ impl Observer for SharedRunLog {
         let Some(log) = log.as_mut() else { return };
         if let RunEvent::Admitted(admission) = event {
             for Skipped { name, reason, .. } in &admission.skipped {
-                log.push(json!({ "event": "skipped", "task": name, "reason": reason, "at_s": 0.0 }));
+                let (task, reason) = (name.clone(), Some(reason.to_string()));
+                log.push(LoggedEvent::Skipped { task, reason }, Some(0.0));
             }
         }
         if let RunEvent::Submitted { admitted, .. } = event {
@@ -122,11 +125,11 @@ impl Observer for SharedRunLog {
             {
                 log.trace = Err(error);
             }
-        } else if let Some(line) = line(event, &log.tasks) {
-            log.push(line);
+        } else if let Some((event, at_s)) = logged(event, &log.tasks) {
+            log.push(event, at_s);
         }
-        if let Some(line) = samples(event, &log.tasks) {
-            log.push(line);
+        if let Some((event, at_s)) = samples(event, &log.tasks) {
+            log.push(event, at_s);
         }
     }
 }
@@ -148,8 +151,9 @@ impl LineFile {
         Ok(Self { file, whole, torn: false, failed: None })
     }
 
-    fn push(&mut self, line: &Value) {
-        if let Err(error) = self.write(format!("{line}\n").as_bytes()) {
+    fn push(&mut self, line: &impl Serialize) {
+        let text = serde_json::to_string(line).map_err(io::Error::from);
+        if let Err(error) = text.and_then(|text| self.write(format!("{text}\n").as_bytes())) {
             self.failed.get_or_insert(error);
         }
     }
@@ -179,77 +183,82 @@ impl LineFile {
     }
 }
 
-/// Returns the line of an event. Spans, admissions and progress have none. NaN becomes `null`.
-fn line(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
-    let name = |task: &hydra_core::TaskId| tasks.get(task.0);
-    Some(match event {
+/// Returns the event as it is logged, and its time. Spans, admissions and progress are not logged.
+fn logged(event: &RunEvent<'_>, tasks: &[String]) -> Option<(LoggedEvent, Option<f64>)> {
+    let name = |task: &TaskId| tasks.get(task.0).cloned();
+    let (event, at_s) = match event {
         RunEvent::Pilot { .. } | RunEvent::Admitted(_) | RunEvent::Span(_) | RunEvent::Evaluating { .. } => {
             return None;
         }
-        RunEvent::Saved { task, step, file, at_s } => json!({
-            "event": "saved", "task": name(task), "step": step, "file": file, "at_s": at_s,
-        }),
-        RunEvent::Refused { task, error, at_s } => json!({
-            "event": "refused", "task": task, "error": hydra_core::with_causes(*error), "at_s": at_s,
-        }),
-        RunEvent::Submitted { admitted, config, at_s, .. } => json!({
-            "event": "task", "task": admitted.name, "config": config, "steps": admitted.steps,
-            "unit": admitted.data.unit, "at_s": at_s,
-        }),
+        RunEvent::Stopping => return Some((LoggedEvent::Stopping, None)),
+        RunEvent::Saved { task, step, file, at_s } => {
+            (LoggedEvent::Saved { task: name(task)?, step: *step as u64, file: file.to_path_buf() }, at_s)
+        }
+        RunEvent::Refused { task, error, at_s } => {
+            let error = hydra_core::with_causes(*error);
+            (LoggedEvent::Refused { task: (*task).to_owned(), error }, at_s)
+        }
+        RunEvent::Submitted { admitted, config, at_s, .. } => {
+            let (config, unit) = ((*config).clone(), Some(admitted.data.unit.clone()));
+            let steps = Some(admitted.steps as u64);
+            (LoggedEvent::Task { task: admitted.name.clone(), config, steps, unit }, at_s)
+        }
         RunEvent::Paused { task, step, at_s } => {
-            json!({ "event": "paused", "task": name(task), "step": step, "at_s": at_s })
+            (LoggedEvent::Paused { task: name(task)?, step: *step as u64 }, at_s)
         }
-        RunEvent::Began { task, at_s } => json!({ "event": "begin", "task": name(task), "at_s": at_s }),
-        RunEvent::Minibatch { task, step, steps, loss, rate, units, at_s } => json!({
-            "event": "minibatch", "task": name(task), "step": step, "steps": steps, "loss": loss,
-            "rate": rate, "units": units, "at_s": at_s,
-        }),
+        RunEvent::Began { task, at_s } => (LoggedEvent::Begin { task: name(task)? }, at_s),
+        RunEvent::Minibatch { task, step, steps, loss, rate, units, at_s } => {
+            let minibatch = LoggedEvent::Minibatch {
+                task: name(task)?,
+                step: *step as u64,
+                steps: Some(*steps as u64),
+                loss: Number(*loss),
+                rate: Number(*rate),
+                units: *units as u64,
+            };
+            (minibatch, at_s)
+        }
         RunEvent::Evaluated { task, kind, step, result, at_s } => {
-            let mut line = json!({
-                "event": "evaluation", "task": name(task), "kind": kind, "step": step,
-                "loss": result.loss, "predicted_tokens": result.loss_targets, "at_s": at_s,
-            });
-            result.perplexity.iter().for_each(|perplexity| line["perplexity"] = json!(perplexity));
-            if !result.metrics.is_empty() {
-                line["metrics"] = json!(result.metrics);
-            }
-            result.selected_by.iter().for_each(|metric| line["selected_by"] = json!(metric));
-            line
+            let result = LoggedEvaluation::from(result);
+            (LoggedEvent::Evaluation { task: name(task)?, kind: *kind, step: *step as u64, result }, at_s)
         }
-        RunEvent::Memory { tiers, at_s } => json!({ "event": "memory", "tiers": tiers, "at_s": at_s }),
-        RunEvent::Ended { task, state, error, written: (sha256, dir), at_s } => json!({
-            "event": "end", "task": name(task), "state": state, "error": error, "weights_sha256": sha256,
-            "model_dir": dir, "at_s": at_s,
-        }),
-        RunEvent::Resumed { task, step, steps, at_s } => json!({
-            "event": "resumed", "task": name(task), "step": step, "steps": steps, "at_s": at_s,
-        }),
-        RunEvent::Checkpointed { task, step, bytes, seconds, at_s } => json!({
-            "event": "checkpoint", "task": name(task), "step": step, "bytes": bytes, "seconds": seconds,
-            "at_s": at_s,
-        }),
-        RunEvent::CheckpointFailed { task, step, error, at_s } => json!({
-            "event": "checkpoint_failed", "task": name(task), "step": step, "error": error, "at_s": at_s,
-        }),
-        RunEvent::Stopping => json!({ "event": "stopping" }),
-    })
+        RunEvent::Memory { tiers, at_s } => (LoggedEvent::Memory { tiers: tiers.to_vec() }, at_s),
+        RunEvent::Ended { task, state, error, written: (sha256, dir), at_s } => {
+            let written =
+                Written { weights_sha256: sha256.map(str::to_owned), model_dir: dir.map(Path::to_path_buf) };
+            let error = error.map(str::to_owned);
+            (LoggedEvent::End { task: name(task)?, state: *state, error, written }, at_s)
+        }
+        RunEvent::Resumed { task, step, steps, at_s } => {
+            let (step, steps) = (*step as u64, Some(*steps as u64));
+            (LoggedEvent::Resumed { task: name(task)?, step, steps }, at_s)
+        }
+        RunEvent::Checkpointed { task, step, bytes, seconds, at_s } => {
+            let (step, bytes, seconds) = (*step as u64, *bytes, *seconds);
+            (LoggedEvent::Checkpoint { task: name(task)?, step, bytes, seconds }, at_s)
+        }
+        RunEvent::CheckpointFailed { task, step, error, at_s } => {
+            let (step, error) = (*step as u64, error.to_string());
+            (LoggedEvent::CheckpointFailed { task: name(task)?, step, error }, at_s)
+        }
+    };
+    Some((event, Some(*at_s)))
 }
 
-/// Returns the line of the texts that were generated at an evaluation, if there are any.
-fn samples(event: &RunEvent<'_>, tasks: &[String]) -> Option<Value> {
+/// Returns the event of the texts that were generated at an evaluation, if there are any.
+fn samples(event: &RunEvent<'_>, tasks: &[String]) -> Option<(LoggedEvent, Option<f64>)> {
     let RunEvent::Evaluated { task, kind, step, result, at_s } = event else { return None };
     let samples: Value = serde_json::from_str(result.rounds.as_ref()?).ok()?;
-    Some(json!({
-        "event": "samples", "task": tasks.get(task.0), "kind": kind, "step": step, "samples": samples, "at_s": at_s,
-    }))
+    let task = tasks.get(task.0).cloned()?;
+    Some((LoggedEvent::Samples { task, kind: Some(*kind), step: *step as u64, samples }, Some(*at_s)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plots::schedule::span;
-    use hydra_core::TaskId;
     use hydra_engine::{Evaluation, EvaluationKind, TaskState, TierMemory, Work};
+    use serde_json::json;
     use std::collections::BTreeMap;
 
     fn log(metrics: File, trace: File) -> SharedRunLog {

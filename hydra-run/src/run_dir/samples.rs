@@ -35,7 +35,7 @@ mod tests {
         let line = |task: &str, step: u64, text: &str| json!({ "event": "samples", "task": task, "step": step, "samples": [{ "prompt": "a\n", "text": text }] });
         assert_eq!(samples(&journal), "");
         for line in [line("b8", 2, "x"), line("b12", 2, "y"), line("b8", 4, "z \"é\"")] {
-            journal.note(&line);
+            journal.note(serde_json::from_value(line).unwrap());
         }
         let expected = "\nprompt \"a\\n\"\n  b8   after 4: \"z \\\"é\\\"\"\n  b12  after 2: \"y\"\n";
         assert_eq!(samples(&journal), expected);

@@ -1,6 +1,7 @@
-//! The figures in a line of `metrics.jsonl`, which each tracker names in its own way.
+//! The figures of an event, which each tracker names in its own way.
 
-use serde_json::Value;
+use crate::run_dir::{LoggedEvent, Number};
+use hydra_engine::EvaluationKind;
 
 /// A figure of a task at a step.
 #[derive(Debug, PartialEq)]
@@ -13,38 +14,41 @@ pub(super) struct Figure<'a> {
     pub(super) value: f64,
 }
 
-/// Returns the figures of a line; none for lines of other kinds.
-pub(super) fn figures(line: &Value) -> Vec<Figure<'_>> {
-    let of = |name, on, value: &Value| Figure { name, on, value: value.as_f64().unwrap_or(f64::NAN) };
-    let on = match (line["event"].as_str(), line["kind"].as_str()) {
-        (Some("minibatch"), _) => {
-            let rate = of("learning_rate", None, &line["rate"]);
-            return vec![of("loss", Some("training"), &line["loss"]), rate];
+/// Returns the step of an event and its figures; `None` for events of other kinds.
+pub(super) fn figures(event: &LoggedEvent) -> Option<(u64, Vec<Figure<'_>>)> {
+    let of = |name, on, value: Number| Figure { name, on, value: value.0 };
+    match event {
+        LoggedEvent::Minibatch { step, loss, rate, .. } => {
+            let rate = of("learning_rate", None, *rate);
+            Some((*step, vec![of("loss", Some("training"), *loss), rate]))
         }
-        (Some("evaluation"), Some("initial" | "periodic" | "validation")) => Some("validation"),
-        (Some("evaluation"), Some("test")) => Some("test"),
-        _ => return Vec::new(),
-    };
-    let metrics = line["metrics"].as_object().into_iter().flatten();
-    let metrics = metrics.map(|(name, value)| of(name, on, value));
-    std::iter::once(of("loss", on, &line["loss"])).chain(metrics).collect()
+        LoggedEvent::Evaluation { kind, step, result, .. } => {
+            let on = Some(if *kind == EvaluationKind::Test { "test" } else { "validation" });
+            let metrics = result.metrics.iter().map(|(name, value)| of(name.as_str(), on, *value));
+            Some((*step, std::iter::once(of("loss", on, result.loss)).chain(metrics).collect()))
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run_dir::LogLine;
     use serde_json::json;
 
     #[test]
     fn evaluations_have_what_a_model_measures() {
         let found = |kind: &str| {
-            let line =
-                json!({ "event": "evaluation", "kind": kind, "loss": 0.5, "metrics": { "accuracy": 0.75 } });
+            let line = json!({ "event": "evaluation", "task": "a", "kind": kind, "step": 3, "loss": 0.5, "metrics": { "accuracy": 0.75 } });
+            let line: LogLine = serde_json::from_value(line).unwrap();
             let named = |figure: &Figure<'_>| (figure.name.to_owned(), figure.on, figure.value);
-            figures(&line).iter().map(named).collect::<Vec<_>>()
+            let (step, figures) = figures(&line.event).unwrap();
+            (step, figures.iter().map(named).collect::<Vec<_>>())
         };
-        let expected = |on| vec![("loss".to_owned(), Some(on), 0.5), ("accuracy".to_owned(), Some(on), 0.75)];
+        let expected =
+            |on| (3, vec![("loss".to_owned(), Some(on), 0.5), ("accuracy".to_owned(), Some(on), 0.75)]);
         assert_eq!((found("periodic"), found("test")), (expected("validation"), expected("test")));
-        assert!(found("unheard").is_empty() && figures(&json!({ "event": "end" })).is_empty());
+        assert!(figures(&LoggedEvent::Stopping).is_none());
     }
 }

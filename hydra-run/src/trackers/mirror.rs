@@ -1,9 +1,8 @@
 //! The thread of a tracker: passes every line of `metrics.jsonl` to it, including earlier ones, until the run has ended.
 
-use crate::run_dir::{METRICS, lines_from};
+use crate::run_dir::{LogLine, METRICS, lines_from};
 use crate::terminal::render;
 use anyhow::{Context, Result};
-use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
@@ -17,7 +16,7 @@ const AT_ONCE: u64 = 1 << 20;
 /// A receiver of lines.
 pub(crate) trait Sink: Send + 'static {
     /// Takes a line. Lines from before an interruption are passed again.
-    fn take(&mut self, line: &Value) -> Result<()>;
+    fn take(&mut self, line: &LogLine) -> Result<()>;
 
     /// Writes or sends the lines taken.
     fn flush(&mut self) -> Result<()>;
@@ -94,12 +93,12 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<Value>>>);
+    struct Kept(Arc<Mutex<Vec<f64>>>);
 
     impl Sink for Kept {
-        fn take(&mut self, line: &Value) -> Result<()> {
-            anyhow::ensure!(*line != 13, "unlucky");
-            self.0.lock().unwrap().push(line.clone());
+        fn take(&mut self, line: &LogLine) -> Result<()> {
+            anyhow::ensure!(line.time != Some(13.0), "unlucky");
+            self.0.lock().unwrap().extend(line.time);
             Ok(())
         }
 
@@ -108,21 +107,24 @@ mod tests {
         }
     }
 
-    fn mirrored(lines: &str) -> (Vec<Value>, Option<String>) {
+    /// Passes on lines with these times; the last one is incomplete.
+    fn mirrored(times: &[&str]) -> (Vec<f64>, Option<String>) {
         let (dir, kept) = (tempfile::tempdir().unwrap(), Kept::default());
         let mirror = Mirror::start(dir.path(), "kept", kept.clone()).unwrap();
-        std::fs::write(dir.path().join(METRICS), lines).unwrap();
+        let lines: Vec<String> =
+            times.iter().map(|time| format!("{{\"event\":\"stopping\",\"time\":{time}}}")).collect();
+        std::fs::write(dir.path().join(METRICS), lines.join("\n")).unwrap();
         let said = mirror.finish();
         (kept.0.lock().unwrap().clone(), said)
     }
 
     #[test]
     fn every_whole_line_is_handed_on_before_the_end() {
-        assert_eq!(mirrored("1\n2\nnone\n3\n4"), (vec![1.into(), 2.into(), 3.into()], None));
+        assert_eq!(mirrored(&["1", "2", "none", "3", "4"]), (vec![1.0, 2.0, 3.0], None));
     }
 
     #[test]
     fn what_fails_is_said_and_ends_nothing_else() {
-        assert_eq!(mirrored("1\n13\n2\n"), (vec![1.into()], Some("unlucky".to_owned())));
+        assert_eq!(mirrored(&["1", "13", "2", "3"]), (vec![1.0], Some("unlucky".to_owned())));
     }
 }

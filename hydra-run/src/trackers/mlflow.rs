@@ -5,8 +5,9 @@
 
 use super::figures::{Figure, figures};
 use super::mirror::Sink;
-use crate::run_dir::{MLFLOW, could_not, write_in};
+use crate::run_dir::{LogLine, LoggedEvent, MLFLOW, could_not, write_in};
 use anyhow::{Context, Result, bail, ensure};
+use hydra_engine::TaskState;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -223,18 +224,22 @@ impl Mlflow {
 }
 
 impl Sink for Mlflow {
-    fn take(&mut self, line: &Value) -> Result<()> {
-        let Some(name) = line["task"].as_str() else { return Ok(()) };
-        let at = (line["time"].as_f64().unwrap_or_default() * 1e3) as i64;
-        let numbers = numbers(line);
+    fn take(&mut self, line: &LogLine) -> Result<()> {
+        let Some(name) = line.event.task() else { return Ok(()) };
+        let at = (line.time.unwrap_or_default() * 1e3) as i64;
+        let numbers = numbers(&line.event);
         let new = numbers
             .into_iter()
             .filter(|(key, step, value)| value.is_finite() && !self.knows(name, key, *step));
         let new: Vec<Metric> =
             new.map(|(key, step, value)| Metric { key, step, value, timestamp: at }).collect();
-        let ended = (line["event"] == "end").then(|| (ending(&line["state"]), at));
-        let parameters = (line["event"] == "task" && !self.sent.tasks.contains_key(name))
-            .then(|| parameters(&line["config"]));
+        let (ended, parameters) = match &line.event {
+            LoggedEvent::End { state, .. } => (Some((ending(*state), at)), None),
+            LoggedEvent::Task { config, .. } if !self.sent.tasks.contains_key(name) => {
+                (None, Some(parameters(config)))
+            }
+            _ => (None, None),
+        };
         if new.is_empty() && ended.is_none() && parameters.is_none() {
             return Ok(());
         }
@@ -270,21 +275,21 @@ impl Sink for Mlflow {
     }
 }
 
-/// Returns the metrics of a line by their MLflow names.
-fn numbers(line: &Value) -> Vec<(String, u64, f64)> {
-    let Some(step) = line["step"].as_u64() else { return Vec::new() };
+/// Returns the metrics of an event by their MLflow names.
+fn numbers(event: &LoggedEvent) -> Vec<(String, u64, f64)> {
+    let Some((step, figures)) = figures(event) else { return Vec::new() };
     let named = |Figure { name, on, value }: Figure<'_>| {
         (on.map_or_else(|| name.to_owned(), |on| format!("{on}_{name}")), step, value)
     };
-    figures(line).into_iter().map(named).collect()
+    figures.into_iter().map(named).collect()
 }
 
 /// Returns a state in MLflow's terms.
-fn ending(state: &Value) -> &'static str {
-    match state.as_str() {
-        Some("failed") => "FAILED",
-        Some("stopped") => "KILLED",
-        _ => "FINISHED",
+fn ending(state: TaskState) -> &'static str {
+    match state {
+        TaskState::Failed => "FAILED",
+        TaskState::Stopped => "KILLED",
+        TaskState::Done => "FINISHED",
     }
 }
 
@@ -397,7 +402,8 @@ mod tests {
     /// Takes lines and ends. Returns the text on unsent lines.
     fn sent(uri: &str, dir: &Path, lines: &[Value]) -> Option<String> {
         let mut mlflow = Mlflow::new(uri, dir).unwrap();
-        lines.iter().for_each(|line| mlflow.take(line).unwrap());
+        let lines = lines.iter().map(|line| serde_json::from_value(line.clone()).unwrap());
+        lines.for_each(|line: LogLine| mlflow.take(&line).unwrap());
         mlflow.end().unwrap()
     }
 

@@ -7,9 +7,8 @@
 use super::crc::masked;
 use super::figures::{Figure, figures};
 use super::mirror::Sink;
-use crate::run_dir::{could_not, paths::safe_name};
+use crate::run_dir::{LogLine, could_not, paths::safe_name};
 use anyhow::{Context, Result};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -34,13 +33,11 @@ impl TensorBoard {
 }
 
 impl Sink for TensorBoard {
-    fn take(&mut self, line: &Value) -> Result<()> {
-        let (Some(task), Some(step)) = (line["task"].as_str(), line["step"].as_u64()) else { return Ok(()) };
-        let scalars = figures(line);
-        if scalars.is_empty() {
+    fn take(&mut self, line: &LogLine) -> Result<()> {
+        let (Some(task), Some((step, scalars))) = (line.event.task(), figures(&line.event)) else {
             return Ok(());
-        }
-        let time = line["time"].as_f64().unwrap_or_default();
+        };
+        let time = line.time.unwrap_or_default();
         if !self.tasks.contains_key(task) {
             let events = EventFile::open(&self.dir.join(safe_name(task)), time)?;
             self.tasks.insert(task.to_owned(), events);
@@ -163,7 +160,7 @@ fn varint(mut value: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     /// An independent reader: returns (step, tag, value) of every record, and checks its checksums.
     fn read(file: &Path) -> Vec<(u64, String, f32)> {
@@ -237,7 +234,8 @@ mod tests {
 
     fn write(dir: &Path, lines: &[Value]) {
         let mut task_table = TensorBoard::new(dir).unwrap();
-        lines.iter().for_each(|line| task_table.take(line).unwrap());
+        let lines = lines.iter().map(|line| serde_json::from_value(line.clone()).unwrap());
+        lines.for_each(|line: LogLine| task_table.take(&line).unwrap());
         task_table.flush().unwrap();
     }
 
