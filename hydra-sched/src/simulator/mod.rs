@@ -1,6 +1,6 @@
 //! The simulator: workloads as costs, simulations of policies, and lower bounds.
 //!
-//! This module may use `policy`, which it runs as the engine does, and workloads as text. It decides nothing
+//! This module may use `policy` and `program`, which it runs as the engine does, and workloads as text. It decides nothing
 //! in a real run, and opens no files: the caller passes text.
 
 mod bound;
