@@ -361,20 +361,29 @@ impl Cursor {
 
     /// Estimated seconds of compute that is not claimed yet.
     pub fn remaining_s(&self, costs: &CostModel) -> f64 {
-        let begun = self.replicas_in_group();
-        let others = begun.iter().skip(1).filter_map(|replica| self.replicas[*replica].as_ref());
-        others.fold(costs.remaining_s(&self.left()), |sum, begun| sum + costs.remaining_s(&begun.left()))
+        let first = self.first_in_group();
+        let next = if first.is_none() { self.next_group() } else { None };
+        let of_first = first.and_then(|replica| self.replicas[replica].as_ref()).or(next.as_ref());
+        let others = self.replicas.iter().enumerate().filter(|(replica, _)| Some(*replica) != first);
+        let others = others.filter_map(|(_, of)| of.as_ref());
+        others
+            .fold(costs.remaining_s(&self.left_with(of_first)), |sum, of| sum + costs.remaining_s(&of.left()))
     }
 
     /// Work that is not claimed yet, without that in microbatch groups in flight other than the first.
     pub fn left(&self) -> WorkLeft {
+        self.left_with(self.first_in_group().and_then(|replica| self.replicas[replica].as_ref()))
+    }
+
+    /// The work left in this microbatch group, in flight or the next one, and in all that have not started.
+    fn left_with(&self, group: Option<&GroupProgress>) -> WorkLeft {
         let p = &self.program;
-        let first = self.first_in_group().and_then(|replica| self.replicas[replica].as_ref());
-        let begun = first.map(GroupProgress::left).unwrap_or_default();
+        let begun = group.map(GroupProgress::left).unwrap_or_default();
+        let begun_until = group.map_or(0, |group| group.microbatch_passes.end);
         let with = |microbatch_passes, evaluations| WorkLeft { microbatch_passes, evaluations, ..begun };
         let in_rounds = |kind| if p.has_rounds(kind) { p.first_round().all() } else { 0 };
         // Microbatches or batches of this stage that are in no microbatch group yet, and those of later rounds.
-        let not_begun = self.until.saturating_sub(self.stage.microbatch_pass());
+        let not_begun = self.until.saturating_sub(self.stage.microbatch_pass().max(begun_until));
         let here = match self.stage {
             Stage::Round { .. } => self.round.later,
             Stage::Evaluate { rounds: true, .. } => not_begun + self.round.later,
@@ -382,39 +391,28 @@ impl Cursor {
             _ => not_begun,
         } as u64;
         let later = |step: usize| p.microbatches_from(step);
-        // The rounds of the evaluation after training, which go with its batches.
-        let rounds = if p.validation > 0 { in_rounds(EvaluationKind::Validation) } else { 0 };
-        let at_the_end = if p.evaluations.is_empty() { rounds } else { 0 };
-        let final_evaluations = (at_the_end + p.final_batches()) as u64;
-        // Evaluations during training, and those of minibatches from `from` on.
-        let during = |step: usize, from: usize| {
+        // The evaluations after this stage, and those of minibatches from `from` on.
+        let after = |from: usize| {
             let measured = if p.reads_statistic && p.microbatches.each > 1 { later(from) } else { 0 };
-            let (count, batches) = p.evaluations.later(step);
-            batches + (count * rounds) as u64 + measured
+            let (count, batches) = p.evaluations.later(self.step);
+            // Rounds follow each evaluation on the validation data.
+            let count = if p.validation > 0 { count + usize::from(p.evaluations.is_empty()) } else { 0 };
+            let rounds = count * in_rounds(EvaluationKind::Validation);
+            batches + measured + (rounds + p.final_batches()) as u64
         };
         match self.stage {
-            Stage::Measure { .. } => {
-                with(later(self.step), here + final_evaluations + during(self.step, self.step + 1))
-            }
-            Stage::Train { .. } => {
-                let evaluations = final_evaluations + during(self.step, self.step + 1);
-                with(later(self.step + 1) + here, evaluations)
-            }
+            Stage::Measure { .. } => with(later(self.step), here + after(self.step + 1)),
+            Stage::Train { .. } => with(later(self.step + 1) + here, after(self.step + 1)),
             Stage::Evaluate { kind, .. } | Stage::Round { kind } => {
                 let after = match kind {
-                    EvaluationKind::Initial | EvaluationKind::Periodic => {
-                        final_evaluations + during(self.step, self.step)
-                    }
+                    EvaluationKind::Initial | EvaluationKind::Periodic => after(self.step),
                     EvaluationKind::Validation => p.test as u64,
                     EvaluationKind::Test => 0,
                 };
                 with(later(self.step), here + after)
             }
             // Other tasks may evaluate the remaining batches.
-            Stage::Shared => {
-                let evaluations = final_evaluations + during(self.step, self.step);
-                WorkLeft { microbatch_passes: later(self.step), evaluations, ..WorkLeft::default() }
-            }
+            Stage::Shared => with(later(self.step), after(self.step)),
             Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
             Stage::Write | Stage::Finished => WorkLeft::default(),
         }
