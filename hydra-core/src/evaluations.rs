@@ -1,7 +1,5 @@
 //! The minibatches after which a task is evaluated.
 
-use std::ops::RangeInclusive;
-
 /// The minibatch counts after which a task is evaluated on the validation data while it trains. If there are
 /// any, it is also evaluated after the last minibatch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,38 +17,18 @@ impl Evaluations {
         Self { every, at }
     }
 
-    /// Returns whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.every.is_none() && self.at.is_empty()
-    }
-
-    /// Returns whether there is an evaluation after `done` of `steps` minibatches.
-    pub fn is_after(&self, done: usize, steps: usize) -> bool {
-        let every = || self.every.is_some_and(|every| done.is_multiple_of(every));
-        let due = || done == steps || every() || self.at.binary_search(&done).is_ok();
-        done > 0 && !self.is_empty() && due()
-    }
-
-    /// The number of evaluations that remain after `done` of `steps` minibatches.
-    pub fn left(&self, done: usize, steps: usize) -> usize {
-        if self.is_empty() || done >= steps {
-            return 0;
-        }
+    /// The minibatches after which a task of `steps` minibatches is evaluated, in order.
+    pub fn within(&self, steps: usize) -> Vec<usize> {
+        let every = self.every.filter(|every| *every > 0).into_iter();
+        let every = every.flat_map(|every| (every..=steps).step_by(every));
+        let mut all: Vec<usize> = every.chain(self.at.iter().copied()).collect();
         // Evaluations at or after the last minibatch are merged into one.
-        let (last, every) = (steps - 1, |step: usize| self.every.map_or(0, |every| step / every));
-        let others = self
-            .within(done + 1..=last)
-            .filter(|at| self.every.is_none_or(|every| !at.is_multiple_of(every)));
-        every(last) - every(done) + others.count() + 1
-    }
-
-    /// The evaluations before the last of `steps` minibatches, in order.
-    pub fn before(&self, steps: usize) -> impl Iterator<Item = usize> {
-        (1..steps).filter(move |done| self.is_after(*done, steps))
-    }
-
-    fn within(&self, range: RangeInclusive<usize>) -> impl Iterator<Item = usize> {
-        self.at.iter().copied().filter(move |at| range.contains(at))
+        let any = self.every.is_some() || !self.at.is_empty();
+        all.extend(Some(steps).filter(|_| any));
+        all.retain(|after| (1..=steps).contains(after));
+        all.sort();
+        all.dedup();
+        all
     }
 }
 
@@ -59,25 +37,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_what_comes() {
-        for every in [None, Some(1), Some(3), Some(20)] {
-            for at in [vec![], vec![1], vec![9, 3, 4, 3], vec![12], vec![40]] {
-                let evaluations = Evaluations::new(every, at);
-                for steps in [0, 1, 9, 12] {
-                    for done in 0..=steps {
-                        let come = (done + 1..=steps).filter(|step| evaluations.is_after(*step, steps));
-                        assert_eq!(
-                            evaluations.left(done, steps),
-                            come.count(),
-                            "{evaluations:?} {done} {steps}"
-                        );
-                    }
-                }
-            }
-        }
-        let evaluations = Evaluations::new(Some(4), vec![5]);
-        assert_eq!(evaluations.before(9).collect::<Vec<_>>(), [4, 5, 8]);
-        assert!(evaluations.is_after(9, 9) && !evaluations.is_after(0, 9));
-        assert!(!Evaluations::default().is_after(9, 9));
+    fn evaluations_come_in_order_and_once_and_after_the_last_minibatch() {
+        let within = |every, at: &[usize], steps| Evaluations::new(every, at.to_vec()).within(steps);
+        assert_eq!(within(Some(4), &[5], 9), [4, 5, 8, 9]);
+        assert_eq!(within(Some(3), &[9, 3, 0, 40], 9), [3, 6, 9]);
+        assert_eq!(within(None, &[40], 12), [12]);
+        assert_eq!(within(Some(20), &[], 12), [12]);
+        assert_eq!((within(None, &[], 9), within(Some(1), &[1], 0)), (vec![], vec![]));
     }
 }

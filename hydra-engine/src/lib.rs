@@ -8,8 +8,8 @@
 //!
 //! Start reading at `orchestrator.rs` (the public API) and `run/mod.rs` (the event loop). The modules form layers,
 //! each importing only layers below it, from top to bottom: `orchestrator`; `run`; `task`, `observer` and `report`;
-//! `admission`; `device`; `optimizer`; `ahead_of_time`, `io` and `train_task`; `checkpoint`; `protocol`; `stages`,
-//! `error` and `weights`. `plain` is the reference loop.
+//! `admission`; `device`; `optimizer`; `ahead_of_time`, `io` and `train_task`; `checkpoint`; `protocol`; `error`
+//! and `weights`. `plain` is the reference loop.
 //!
 //! Invariant: no bit of a result depends on a clock, a thread count or a hash order; measured times only decide which
 //! task runs next and when a checkpoint is due. This crate never allocates on a device without a reservation, and a
@@ -30,7 +30,6 @@ pub mod plain;
 mod protocol;
 mod report;
 mod run;
-mod stages;
 mod task;
 mod train_task;
 mod weights;
@@ -43,14 +42,14 @@ pub use checkpoint::{Checkpoint, CheckpointEvery, fork_obstacle};
 pub use control::{Answer, Command, Effect, RunControl};
 pub use device::{DeviceKind, DeviceSpec, OpenDevice};
 pub use error::{CheckpointError, CommandError, EngineError};
+pub use hydra_sched::program::{EvaluationKind, MicrobatchGroup};
 pub use observer::{Observer, RunEvent, Silent, Span, TierMemory, Track, Work};
 pub use optimizer::{OptimizerCheck, RuleCheck};
 pub use orchestrator::Orchestrator;
-pub use protocol::{Evaluation, StopFlag};
+pub use protocol::{Evaluation, StopFlag, TaskState};
 pub use report::{
     CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
     Validations,
 };
 pub use run::{AdmittedRun, Forecast, ForecastTask, LinkRate};
-pub use stages::{EvaluationKind, MicrobatchGroup, TaskState};
 pub use train_task::{EvaluationTask, RoundsTask, TrainTask};

@@ -9,9 +9,10 @@
 use crate::admission::{Admission, AdmittedTask};
 use crate::error::CommandError;
 use crate::protocol::Evaluation;
-use crate::stages::{EvaluationKind, TaskState};
+use crate::protocol::TaskState;
 use hydra_core::{DeviceId, TaskId};
 use hydra_partition::PilotProgress;
+use hydra_sched::program::EvaluationKind;
 use std::path::Path;
 
 /// The part of a run that spent the time of a [`Span`].

@@ -6,7 +6,7 @@
 use crate::admission::{Placement, Skipped};
 use crate::error::EngineError;
 use crate::protocol::Evaluation;
-use crate::stages::TaskState;
+use crate::protocol::TaskState;
 use hydra_sched::Workload;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

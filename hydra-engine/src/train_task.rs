@@ -3,10 +3,10 @@
 use crate::checkpoint::Checkpoint;
 use crate::error::EngineError;
 use crate::protocol::StopFlag;
-use crate::stages::{Cursor, MicrobatchGroup, Program, RoundBatches};
 use hydra_core::{
     Chain, CoreError, Dataset, Metric, ModelWriter, ParamBufferLayout, Rounds, Statistic, TrainSpec,
 };
+use hydra_sched::program::{Cursor, EvaluationPoints, MicrobatchGroup, Microbatches, Program, RoundBatches};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -94,22 +94,28 @@ impl TrainTask {
             0 => spec.batch.min(items),
             rest => rest,
         };
+        let steps = if self.evaluate_only { 0 } else { spec.steps(items) };
+        let validation = batches(&self.validation);
+        let evaluated = spec.evaluations().within(steps).into_iter();
         Program {
             shards: shards.len(),
             first_trained: shards.iter().position(|range| range.contains(&first_trained)).unwrap_or(0),
-            steps: if self.evaluate_only { 0 } else { spec.steps(items) },
-            epoch: items.div_ceil(spec.batch).max(1),
-            microbatches: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
-            last_microbatches: spec.accumulate.clamp(1, last.max(1)),
+            steps,
+            microbatches: Microbatches {
+                each: spec.accumulate.clamp(1, spec.batch.min(items).max(1)),
+                last: spec.accumulate.clamp(1, last.max(1)),
+                epoch: items.div_ceil(spec.batch).max(1),
+            },
+            counts_full: true,
             reads_statistic: self.chain.objective().statistic() == Statistic::OfOutputs,
             microbatch_group,
             replicas: 1,
-            validation: batches(&self.validation),
+            validation,
             test: batches(&self.test),
-            rounds: self.rounds.as_ref().map(|of| RoundBatches::of(of.data.as_ref())),
+            rounds: self.rounds.as_ref().map(|of| round_batches(of.data.as_ref())),
             initial_validation: self.initial_validation,
             shared: false,
-            evaluations: spec.evaluations(),
+            evaluations: EvaluationPoints::new(evaluated.map(|after| (after, validation))),
         }
     }
 
@@ -273,6 +279,11 @@ impl TrainTask {
     pub fn initial_validation(self, on: bool) -> Self {
         Self { initial_validation: on, ..self }
     }
+}
+
+/// The batches of the current round of some data, and of its later rounds.
+pub(crate) fn round_batches(data: &dyn Rounds) -> RoundBatches {
+    RoundBatches { here: data.len(), later: data.later_items() }
 }
 
 /// What computes evaluations in rounds.

@@ -8,7 +8,7 @@
 //! ([`simulate()`]), lower bounds for all schedules ([`LowerBounds`]), the optimum of a small case
 //! ([`exact()`]), and the cost of other ways to train the same models ([`compare()`]).
 //!
-//! There are two modules; the first imports nothing of the second:
+//! There are three modules; each imports only those before it:
 //!
 //! | module | file | contents |
 //! | --- | --- | --- |
@@ -20,6 +20,8 @@
 //! | | `microbatch_pass` | [`ShardTaskKind`] and the order of the shard tasks in one microbatch pass |
 //! | | `remaining` | [`CostModel`] and [`WorkLeft`]: the formula for remaining time |
 //! | | `copy_worth` | [`CopyUse`]: the formula for the worth of a cached copy |
+//! | `program` | `shape` | [`Program`](program::Program): the passes of a task over its data, in counts |
+//! | | `cursor` | [`Cursor`](program::Cursor): the position of a task in its program, and its next shard tasks |
 //! | `simulator` | `workload` | [`Workload`]: tasks and devices as costs, from and to JSON |
 //! | | `simulate` | [`simulate()`]: the discrete-event simulator |
 //! | | `queue` | [`Queue`], which keeps thousands of models in a policy's order |
@@ -104,12 +106,13 @@
 #![forbid(unsafe_code)]
 
 mod policy;
+pub mod program;
 mod simulator;
 
 pub use policy::{
     Claimable, CopyUse, CostError, CostModel, Fifo, ModelIndex, ModelView, Policy, PolicyError, PolicyKind,
     Priority, Random, Request, RoundRobin, ShardTaskKind, ShardedLrtf, ShardedLrtfEager, ShardedLrtfLocal,
-    Srtf, View, WorkLeft, group_length,
+    Srtf, View, WorkLeft,
 };
 #[cfg(feature = "conformance")]
 pub use simulator::conformance;

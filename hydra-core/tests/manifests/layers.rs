@@ -11,12 +11,12 @@ use std::path::Path;
 
 /// The layers of the crates that declare some, lowest first; modules of one layer must not import each other.
 const LAYERS: &[(&str, &[&[&str]])] = &[
-    ("hydra-sched", &[&["policy"], &["simulator"]]),
+    ("hydra-sched", &[&["policy"], &["program"], &["simulator"]]),
     ("hydra-search", &[&["key", "names", "rank"], &["space"], &["spec", "tree"], &["searcher"], &["search"]]),
     (
         "hydra-engine",
         &[
-            &["error", "stages", "weights"],
+            &["error", "weights"],
             &["protocol"],
             &["checkpoint"],
             &["io", "train_task"],

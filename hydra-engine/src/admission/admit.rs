@@ -19,10 +19,10 @@ use super::sums::costs_with_sums;
 use super::traffic::accumulation_bytes;
 use crate::device::LogicalDevice;
 use crate::error::EngineError;
-use crate::stages::{EvaluationKind, MicrobatchGroup, Program, Stage};
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, Length, ParamBufferLayout, TaskId};
 use hydra_partition::{PartitionPlan, Profile};
+use hydra_sched::program::{EvaluationKind, MicrobatchGroup, Program, Stage};
 use hydra_spill::ParamBufferId;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -441,7 +441,7 @@ impl Estimate {
             _ => 0,
         };
         Self {
-            minibatch_s: cursor.program().microbatches as f64 * pass_s,
+            minibatch_s: cursor.program().microbatches.each as f64 * pass_s,
             evaluation_batch_s: forward_s,
             evaluation_batches: cursor.left().evaluations.saturating_sub(before as u64),
         }

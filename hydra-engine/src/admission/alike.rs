@@ -1,8 +1,8 @@
 //! Finds tasks whose first evaluations are the same computation if their weights are equal.
 
-use crate::stages::{EvaluationKind, MicrobatchGroup, Stage};
 use crate::train_task::TrainTask;
 use hydra_core::Dataset;
+use hydra_sched::program::{EvaluationKind, MicrobatchGroup, Stage};
 use std::sync::Arc;
 
 /// Returns whether two datasets are the same object.

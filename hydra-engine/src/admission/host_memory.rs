@@ -337,8 +337,8 @@ mod tests {
     use super::super::gradients::{GradientBytes, Window};
     use super::super::sizes::Remaining;
     use super::*;
-    use crate::stages::MicrobatchGroup;
     use hydra_core::TaskId;
+    use hydra_sched::program::MicrobatchGroup;
     use hydra_spill::ParamBufferId;
     use proptest::prelude::*;
 

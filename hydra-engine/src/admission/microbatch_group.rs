@@ -15,8 +15,8 @@ use super::placement::Placement;
 use super::sizes::{Concurrency, TaskSizes};
 use super::traffic::{MOST_BATCHES, Traffic, accumulation_bytes, cheapest};
 use crate::error::EngineError;
-use crate::stages::MicrobatchGroup;
 use crate::train_task::TrainTask;
+use hydra_sched::program::MicrobatchGroup;
 
 /// The properties of the run's devices on which microbatch groups depend.
 pub(super) struct GroupDevices {
@@ -40,7 +40,7 @@ fn wanted_group(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks
     let program = cut.task.program(&cut.plan.shards(), 0, MicrobatchGroup::ONE);
     let accumulation_bytes = |shard| accumulation_bytes(cut.task, &cut.plan, shard);
     let traffic = Traffic::of_plan(&cut.plan, tasks.div_ceil(devices.count.max(1)), accumulation_bytes);
-    let microbatches = program.microbatches;
+    let microbatches = program.microbatches.each;
     let most = devices.most_microbatches(cut.task, microbatches, tasks);
     let chosen =
         || cheapest(1..=most, |microbatch_group| traffic.minibatch(microbatches, microbatch_group)).0;
@@ -78,8 +78,11 @@ fn replicas(
         return 1;
     }
     let program = cut.task.program(&cut.plan.shards(), 0, MicrobatchGroup::ONE);
-    let trained =
-        if cut.task.evaluate_only { 0 } else { program.microbatches.div_ceil(microbatch_group.microbatches) };
+    let trained = if cut.task.evaluate_only {
+        0
+    } else {
+        program.microbatches.each.div_ceil(microbatch_group.microbatches)
+    };
     let evaluated = program.most_batches().div_ceil(microbatch_group.batches);
     let most = cut.task.most_devices.unwrap_or(usize::MAX).min(devices.count);
     most.min(trained.max(evaluated)).max(1)

@@ -5,10 +5,10 @@ use super::cut::CutTask;
 use super::division::StoredBuffers;
 use super::gradients::{GradientBytes, Window};
 use super::placement::{Place, Placement};
-use crate::stages::MicrobatchGroup;
 use crate::train_task::TrainTask;
 use hydra_core::{Encoding, ParamBufferLayout};
 use hydra_partition::PartitionPlan;
+use hydra_sched::program::MicrobatchGroup;
 
 /// How much of a task is computed at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,10 +4,10 @@
 
 use super::microbatch_group::GroupDevices;
 use super::traffic::{Traffic, cheapest, summable_bytes};
-use crate::stages::MicrobatchGroup;
 use crate::train_task::TrainTask;
 use hydra_core::FloatType;
 use hydra_partition::{Demand, Profile, Rules, choose_reserve, cut};
+use hydra_sched::program::MicrobatchGroup;
 use std::ops::Range;
 
 /// The costs with which one of `tasks` tasks is cut so that accumulation buffers fit devices of `budget` bytes, if
@@ -18,7 +18,7 @@ pub(super) fn costs_with_sums(
     devices: &GroupDevices,
     budget: u64,
 ) -> Option<Profile> {
-    let microbatches = task.program(&[], 0, MicrobatchGroup::ONE).microbatches;
+    let microbatches = task.program(&[], 0, MicrobatchGroup::ONE).microbatches.each;
     let most = task.microbatch_group.unwrap_or(devices.most_microbatches(task, microbatches, tasks));
     let adds_up = most > 1 && !task.evaluate_only && task.chain.float_type() == FloatType::F32;
     if !adds_up || task.cuts.is_some() || !devices.cache {

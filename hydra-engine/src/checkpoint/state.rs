@@ -2,8 +2,8 @@
 
 use crate::error::CheckpointError;
 use crate::protocol::{SavedEvaluation, Sums};
-use crate::stages::{EvaluationKind, Stage};
 use hydra_core::TrainSpec;
+use hydra_sched::program::{EvaluationKind, Stage};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

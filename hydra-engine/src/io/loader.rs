@@ -6,9 +6,9 @@
 //! the thread ends when the dataset returns, or with the process.
 
 use crate::protocol::{Event, HeadroomAhead, Loaded, Reading, Reporter};
-use crate::stages::MicrobatchPass;
 use crossbeam_channel::Receiver;
 use hydra_core::TaskId;
+use hydra_sched::program::MicrobatchPass;
 
 /// The maximum number of loader threads, which all tasks share.
 pub(crate) const MAX_LOADERS: usize = 16;

@@ -2,8 +2,8 @@
 
 use super::HeadroomAhead;
 use crate::error::{EngineError, guarded};
-use crate::stages::MicrobatchPass;
 use hydra_core::{Batch, Dataset, DatasetError, FloatType, gather};
+use hydra_sched::program::MicrobatchPass;
 use std::sync::Arc;
 
 /// The items that a microbatch group reads.

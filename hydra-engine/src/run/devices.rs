@@ -3,9 +3,9 @@
 use crate::device::Adding;
 use crate::error::EngineError;
 use crate::protocol::{Made, Ticket, Time};
-use crate::stages::ShardTask;
 use crate::task::{Claim, ParameterBytes};
 use hydra_core::{DeviceId, TaskId};
+use hydra_sched::program::ShardTask;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

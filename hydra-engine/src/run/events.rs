@@ -6,10 +6,11 @@ use crate::device::{DownloadJob, GradientPart};
 use crate::error::{EngineError, with_causes};
 use crate::observer::{RunEvent, Track, Work};
 use crate::optimizer::HostJob;
+use crate::protocol::TaskState;
 use crate::protocol::{Event, Made, Ticket, Time, Written};
-use crate::stages::{Stage, TaskState};
 use crate::task::{Claim, Progress, Request};
 use hydra_core::{DeviceId, TaskId};
+use hydra_sched::program::Stage;
 use hydra_spill::{ParamBufferId, ParamBufferKind};
 
 impl Run {

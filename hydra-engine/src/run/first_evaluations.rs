@@ -4,9 +4,9 @@ use super::Run;
 use super::journal::Journal;
 use super::shared_evaluation::SharedEvaluation;
 use crate::error::EngineError;
-use crate::stages::{EvaluationKind, Stage};
 use crate::task::{LiveTask, Progress};
 use hydra_core::TaskId;
+use hydra_sched::program::{EvaluationKind, Stage};
 use std::collections::BTreeMap;
 
 /// Identifies an evaluation: the first of the tasks that evaluate alike, and the hash of the weights.
@@ -24,7 +24,7 @@ impl FirstEvaluations {
     pub(super) fn join(&mut self, task: &LiveTask, weights: Option<String>) {
         let Some(key) = task.info.admitted.first_evaluation.zip(weights) else { return };
         if task.cursor.stage() == Stage::Shared {
-            let batches = task.cursor.program().batches(EvaluationKind::Initial);
+            let batches = task.cursor.program().batches(EvaluationKind::Initial, 0);
             let shared = self.all.entry(key.clone()).or_insert_with(|| SharedEvaluation::new(batches));
             shared.join(task.id(), task.known_batches());
             self.of.insert(task.id(), key);
@@ -40,7 +40,7 @@ impl FirstEvaluations {
         };
         shared.computed(task.id(), batch, sums);
         let kind = EvaluationKind::Initial;
-        let (done, batches) = (shared.computed_batches(), task.cursor.program().batches(kind));
+        let (done, batches) = (shared.computed_batches(), task.cursor.program().batches(kind, 0));
         // The last batch is reported by the result.
         match done < batches {
             true => Progress::Evaluating { kind, batch: done - 1, batches, units },

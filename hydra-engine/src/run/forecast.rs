@@ -12,10 +12,10 @@ use crate::admission::{AdmittedTask, Place, ShardBuffers, stored_bytes, timed_pl
 use crate::device::{LogicalDevice, processors};
 use crate::error::EngineError;
 use crate::protocol::Clock;
-use crate::stages::Program;
 use crate::train_task::TrainTask;
 use hydra_core::{HostTensor, ParamBufferLayout};
 use hydra_partition::{PartitionPlan, ShardPlan};
+use hydra_sched::program::{Microbatches, Program};
 use hydra_sched::{DeviceCost, Epoch, EvaluationCost, PolicyKind, ShardCost, TaskCost, Workload};
 use hydra_spill::SpillError;
 use serde::Serialize;
@@ -443,10 +443,10 @@ fn task_cost(
     let shards = plan.shards.iter().zip(&task.storage.buffers).enumerate().map(shard).collect();
     let mut cost = TaskCost::new(&task.name, program.steps as u64, shards);
     cost.first_trained = program.first_trained;
-    cost.microbatches = program.microbatches as u64;
-    if program.last_microbatches < program.microbatches {
-        let last_microbatches = program.last_microbatches as u64;
-        cost.epoch = Some(Epoch { minibatches: program.epoch as u64, last_microbatches });
+    let Microbatches { each, last, epoch } = program.microbatches;
+    cost.microbatches = each as u64;
+    if last < each {
+        cost.epoch = Some(Epoch { minibatches: epoch as u64, last_microbatches: last as u64 });
     }
     cost.replicas = task.replicas;
     (cost.masters_bytes, cost.active_bytes) = (task.storage.memory_bytes(), task.memory.active_bytes);
@@ -461,9 +461,9 @@ fn task_cost(
 
 /// The evaluations of a task, with `initial` batches before training.
 fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
-    let (steps, validation) = (program.steps as u64, program.validation as u64);
-    let during = program.evaluations.before(program.steps).map(|after| (after as u64, validation));
-    let all = std::iter::once((0, initial)).chain(during).chain([(steps, validation + program.test as u64)]);
+    let during = program.evaluations.iter().map(|(after, batches)| (after as u64, batches as u64));
+    let last = (program.steps as u64, program.final_batches() as u64);
+    let all = std::iter::once((0, initial)).chain(during).chain([last]);
     let measured = (0..program.steps).filter(|_| program.reads_statistic);
     let measured = measured.map(|step| (step as u64, program.measured_of(step) as u64));
     let mut all: Vec<(u64, u64)> = all.chain(measured).collect();
@@ -482,11 +482,11 @@ fn evaluations(program: &Program, initial: u64) -> Vec<EvaluationCost> {
 /// The seconds of the host optimizer per minibatch: all steps of buffers that are not resident on the device, and the
 /// addition of the last gradients to arrive. Earlier gradients are added during compute.
 fn optimizer_s(task: &TrainTask, admitted: &AdmittedTask, program: &Program, seconds: &Seconds) -> f64 {
-    let microbatch_groups = program.microbatches.div_ceil(program.microbatch_group.microbatches);
+    let microbatch_groups = program.microbatches.each.div_ceil(program.microbatch_group.microbatches);
     let mut sums = admitted.memory.accumulation_bytes.iter().zip(&admitted.plan.shards);
     let summed = sums.all(|(sum, of)| *sum == of.gradient_bytes);
     let adds =
-        if program.microbatches == 1 || (microbatch_groups == 1 && summed) { 0.0 } else { seconds.add };
+        if program.microbatches.each == 1 || (microbatch_groups == 1 && summed) { 0.0 } else { seconds.add };
     let buffers = task.chain.buffers().iter().zip(&admitted.storage.on_disk).enumerate();
     let stepped = buffers.filter(|(index, (of, _))| of.trained && !admitted.optimizer.is_resident(*index));
     let step = |on_disk: bool| if on_disk { seconds.disk_step } else { seconds.step };
@@ -539,12 +539,12 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     let shards: Vec<(u64, u64)> =
         plan.shards.iter().enumerate().map(|(index, of)| (gradients(index, of), input(of))).collect();
     // The first microbatch group's gradients that are accumulated on the device are downloaded as one sum.
-    let summed = program.microbatch_group.microbatches.min(program.microbatches) as u64 - 1;
+    let summed = program.microbatch_group.microbatches.min(program.microbatches.each) as u64 - 1;
     let saved = (0..shards.len())
         .filter(|index| is_moved(*index))
         .map(|index| summed * admitted.memory.accumulation_bytes[index]);
     let saved: u64 = saved.sum();
-    let (microbatches, last) = (program.microbatches as u64, shards.len() - 1);
+    let (microbatches, last) = (program.microbatches.each as u64, shards.len() - 1);
     let inputs =
         |from: usize, to: usize| shards.iter().take(to).skip(from).map(|(_, input)| input).sum::<u64>();
     let backward = |from: usize| inputs(from.max(1), last + 1);
@@ -577,24 +577,24 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
 mod tests {
     use super::*;
     use hydra_core::Evaluations;
+    use hydra_sched::program::EvaluationPoints;
 
     fn program(evaluations: Evaluations) -> Program {
         Program {
             shards: 2,
             first_trained: 0,
             steps: 5,
-            epoch: 5,
-            microbatches: 1,
-            last_microbatches: 1,
+            microbatches: Microbatches { each: 1, last: 1, epoch: 5 },
+            counts_full: true,
             reads_statistic: false,
-            microbatch_group: crate::stages::MicrobatchGroup::ONE,
+            microbatch_group: hydra_sched::program::MicrobatchGroup::ONE,
             validation: 3,
             test: 2,
             rounds: None,
             initial_validation: true,
             replicas: 1,
             shared: false,
-            evaluations,
+            evaluations: EvaluationPoints::new(evaluations.within(5).into_iter().map(|after| (after, 3))),
         }
     }
 
@@ -603,7 +603,8 @@ mod tests {
         let every = [None, Some(2), Some(5), Some(9)].map(|every| Evaluations::new(every, Vec::new()));
         let at = [(None, vec![1, 4]), (Some(2), vec![3, 4]), (None, vec![9])];
         for given in every.into_iter().chain(at.map(|(every, at)| Evaluations::new(every, at))) {
-            let measured = Program { reads_statistic: true, microbatches: 3, ..program(given.clone()) };
+            let microbatches = Microbatches { each: 3, last: 1, epoch: 5 };
+            let measured = Program { reads_statistic: true, microbatches, ..program(given.clone()) };
             for program in [program(given.clone()), measured] {
                 assert_eq!(evaluations(&program, 3), made(&program), "{given:?}");
             }
@@ -612,7 +613,7 @@ mod tests {
 
     /// The evaluations that the cursor of a task makes.
     fn made(program: &Program) -> Vec<EvaluationCost> {
-        let mut cursor = crate::stages::Cursor::new(program.clone());
+        let mut cursor = hydra_sched::program::Cursor::new(program.clone());
         let mut made: Vec<EvaluationCost> = Vec::new();
         loop {
             if let Some(task) = cursor.peek() {
@@ -624,7 +625,7 @@ mod tests {
                     }
                 }
                 cursor.advance(0);
-            } else if cursor.stage() == crate::stages::Stage::Restore {
+            } else if cursor.stage() == hydra_sched::program::Stage::Restore {
                 cursor.waited(false);
             } else {
                 return made;

@@ -36,9 +36,9 @@ use crate::io::loader::LoadJob;
 use crate::io::writer::{WriterJob, WriterStores};
 use crate::observer::RunEvent;
 use crate::optimizer::HostJob;
+use crate::protocol::TaskState;
 use crate::protocol::{Clock, Event, LoadedWeights, Reporter, StopFlag};
 use crate::report::RunReport;
-use crate::stages::TaskState;
 use crate::task::{Change, Costs, Fate, LiveTask, Phase, Request, Rest, TaskInfo};
 use checkpoints::{Saveable, mark_due};
 use claiming::{ClaimContext, Claiming, Jobs};
@@ -240,7 +240,7 @@ impl Run {
         let (chain, spec) = (task.info.chain().clone(), task.info.task.spec.clone());
         let program = task.cursor.program();
         let (steps, together) =
-            (program.steps, task.info.admitted.memory.gradient_window.has_all(program.microbatches));
+            (program.steps, task.info.admitted.memory.gradient_window.has_all(program.microbatches.each));
         let _ = self.threads.host.send(HostJob::Register { task: id, chain, spec, steps, best, together });
         if task.info.has_resident() {
             // Reserves device memory for pending gradients.

@@ -3,11 +3,11 @@
 use super::Run;
 use crate::device::DeviceKind;
 use crate::error::with_causes;
+use crate::protocol::TaskState;
 use crate::report::{
     CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
     Validations,
 };
-use crate::stages::TaskState;
 use crate::task::LiveTask;
 use hydra_spill::alloc;
 

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{CheckpointEvery, estimated_cost_s, interval_s};
 use crate::protocol::Time;
-use crate::stages::{Cursor, Stage};
+use hydra_sched::program::{Cursor, Stage};
 
 /// The position and time of a task's last checkpoint attempt, and whether the next checkpoint is due.
 #[derive(Clone, Copy, Debug)]

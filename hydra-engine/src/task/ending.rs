@@ -8,8 +8,8 @@ use crate::checkpoint::{Checkpoint, Position, SCHEMA, State};
 use crate::error::EngineError;
 use crate::io::writer::{CheckpointJob, WriteJob};
 use crate::protocol::{Ticket, Written};
-use crate::stages::{Cursor, EvaluationKind, ShardTask, Stage};
 use hydra_sched::ShardTaskKind;
+use hydra_sched::program::{Cursor, EvaluationKind, ShardTask, Stage};
 use std::path::{Path, PathBuf};
 
 /// The next action for a task at rest: one with nothing in flight.

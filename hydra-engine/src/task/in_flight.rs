@@ -3,8 +3,15 @@
 use super::Claim;
 use crate::device::Adding;
 use crate::protocol::Ticket;
-use crate::stages::{MicrobatchPass, ShardTask};
 use hydra_core::DeviceId;
+use hydra_sched::program::ShardTask;
+
+/// A shard task that a device can claim, and the replica of its microbatch group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Next {
+    pub replica: usize,
+    pub what: ShardTask,
+}
 
 /// The claimed and the running shard task of each replica, and the number of pending downloads.
 #[derive(Debug)]
@@ -134,7 +141,7 @@ impl InFlight {
     pub(crate) fn is_behind(&self, replica: usize, next: &ShardTask) -> bool {
         let others = self.replicas.iter().enumerate().filter(|(other, _)| *other != replica);
         let mut under_way = others.flat_map(|(_, other)| other.under_way());
-        under_way.any(|other| !MicrobatchPass::of(&other.what).same_minibatch(&MicrobatchPass::of(next)))
+        under_way.any(|other| !other.what.same_minibatch(next))
     }
 
     /// Returns whether the running shard task of the replica belongs to the microbatch before `next` and accumulates

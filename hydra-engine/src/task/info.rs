@@ -4,9 +4,9 @@ use crate::admission::{
     AdmittedTask, Place, SharedBuffer, initial_bytes, is_narrowed, stepped_bytes, stored_bytes,
 };
 use crate::checkpoint::{Checkpoint, Identity};
-use crate::stages::{EvaluationKind, Program, Stage};
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, Dataset, TaskId};
+use hydra_sched::program::{EvaluationKind, Program, Stage};
 use hydra_spill::ParamBufferId;
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -13,7 +13,7 @@
 
 use super::checkpoint_clock::CheckpointClock;
 use super::costs::Costs;
-use super::in_flight::InFlight;
+use super::in_flight::{InFlight, Next};
 use super::info::TaskInfo;
 use super::microbatch_pass::{BatchReader, PassBuffers};
 use super::pause::Pause;
@@ -26,8 +26,9 @@ use crate::device::{Adding, ShardWork};
 use crate::error::{EngineError, guarded};
 use crate::optimizer::MicroStep;
 use crate::protocol::{Inputs, Loaded, Output, Reading, Ticket, Time, statistic_of_targets};
-use crate::stages::{Cursor, EvaluationKind, MicrobatchPass, Next, RoundBatches, ShardTask, Stage};
+use crate::train_task::round_batches;
 use hydra_core::{DeviceId, HostTensor, Measured, Pass, TaskId};
+use hydra_sched::program::{Cursor, EvaluationKind, MicrobatchPass, RoundBatches, ShardTask, Stage};
 use hydra_sched::{CopyUse, ModelIndex, ModelView, ShardTaskKind};
 use hydra_spill::Reservation;
 use std::sync::Arc;
@@ -286,7 +287,7 @@ impl LiveTask {
             _ => 0,
         };
         let program = self.cursor.program();
-        let at = MicroStep { step: next.step, microbatch, of: program.microbatches_of(next.step) };
+        let at = MicroStep { step: next.step, microbatch, of: program.microbatches.of(next.step) };
         let work = ShardWork {
             layers: self.info.shards[next.shard].clone(),
             kind: next.kind,
@@ -499,7 +500,7 @@ impl LiveTask {
             return false;
         }
         self.results.underway.passes_done += 1;
-        self.results.underway.passes_done == program.microbatches_of(claim.what.step)
+        self.results.underway.passes_done == program.microbatches.of(claim.what.step)
     }
 
     /// Computes the objective's statistic with the last microbatch that is measured.
@@ -526,7 +527,7 @@ impl LiveTask {
         batch: usize,
         claim: &Claim,
     ) -> Result<Progress, EngineError> {
-        let (batches, units) = (self.cursor.program().batches(kind), claim.units);
+        let (batches, units) = (self.cursor.program().batches(kind, claim.what.step), claim.units);
         if self.cursor.program().shares(kind) {
             let sums = std::mem::take(&mut self.results.underway.batch);
             return Ok(Progress::SharedBatch { batch, sums, units });
@@ -554,7 +555,7 @@ impl LiveTask {
         let data = of.data;
         let round = guarded("the data of an evaluation in rounds", || {
             let goes_on = data.next_round(&rows)?;
-            Ok(if goes_on { RoundBatches::of(data.as_ref()) } else { RoundBatches::default() })
+            Ok(if goes_on { round_batches(data.as_ref()) } else { RoundBatches::default() })
         })?;
         self.cursor.next_round(round);
         if round.here > 0 { Ok(Progress::Nothing) } else { self.end_evaluation(kind, claim.what.step) }

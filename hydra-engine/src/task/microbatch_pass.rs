@@ -2,9 +2,9 @@
 
 use super::Claim;
 use crate::protocol::{Gradient, Inputs, Loaded, Output, Ticket};
-use crate::stages::{self, ShardTask, Stage};
 use hydra_core::{Batch, HostTensor, Sampler, TrainSpec};
 use hydra_sched::ShardTaskKind;
+use hydra_sched::program::{self, ShardTask, Stage};
 use std::ops::Range;
 
 /// An input that is the output of another shard task.
@@ -69,7 +69,7 @@ pub(crate) struct PassBuffers {
     /// The first shard that reads targets, and the first one in rounds.
     targets_from: [usize; 2],
     /// The minibatch or evaluation of the microbatch group that started last.
-    of: Option<stages::MicrobatchPass>,
+    of: Option<program::MicrobatchPass>,
     /// The batches of the minibatch, one for each microbatch.
     minibatch: Vec<Batch>,
     /// The objective's statistic of the minibatch, once it is known.
@@ -97,7 +97,7 @@ impl PassBuffers {
     /// Prepares for the outputs of a microbatch group that a replica starts; `next` is its first shard task. Drops
     /// the outputs of the replica's previous microbatch group, and everything of another minibatch or evaluation.
     pub(crate) fn begin(&mut self, replica: usize, next: &ShardTask, microbatch_group: Range<usize>) {
-        let of = stages::MicrobatchPass::of(next);
+        let of = program::MicrobatchPass::of(next);
         if self.of.replace(of).is_none_or(|before| !before.same_minibatch(&of)) {
             self.release();
         }
@@ -245,7 +245,7 @@ fn hands_gradient(running: &ShardTask, next: &ShardTask) -> bool {
 /// one microbatch group at a time.
 pub(crate) struct BatchReader {
     pub(super) sampler: Sampler,
-    loading: Option<stages::MicrobatchPass>,
+    loading: Option<program::MicrobatchPass>,
     loaded: Option<Loaded>,
 }
 
@@ -263,18 +263,18 @@ impl BatchReader {
     }
 
     /// Returns whether the batches of this microbatch pass are being read.
-    pub(crate) fn reads_for(&self, microbatch_pass: stages::MicrobatchPass) -> bool {
+    pub(crate) fn reads_for(&self, microbatch_pass: program::MicrobatchPass) -> bool {
         self.loading == Some(microbatch_pass)
     }
 
     /// Returns whether the batches of this microbatch pass, which starts next, are not loaded. Drops loaded batches
     /// of another microbatch pass.
-    pub(crate) fn is_free_for(&mut self, microbatch_pass: stages::MicrobatchPass) -> bool {
+    pub(crate) fn is_free_for(&mut self, microbatch_pass: program::MicrobatchPass) -> bool {
         self.loaded.take_if(|loaded| loaded.of != microbatch_pass);
         self.loaded.is_none()
     }
 
-    pub(crate) fn begin(&mut self, microbatch_pass: stages::MicrobatchPass) {
+    pub(crate) fn begin(&mut self, microbatch_pass: program::MicrobatchPass) {
         self.loading = Some(microbatch_pass);
     }
 
@@ -285,7 +285,7 @@ impl BatchReader {
     }
 
     /// The batches that were read ahead for this microbatch pass.
-    pub(crate) fn take(&mut self, microbatch_pass: stages::MicrobatchPass) -> Option<Loaded> {
+    pub(crate) fn take(&mut self, microbatch_pass: program::MicrobatchPass) -> Option<Loaded> {
         self.loaded.take().filter(|loaded| loaded.of == microbatch_pass)
     }
 

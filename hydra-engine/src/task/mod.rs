@@ -1,6 +1,6 @@
 //! One task while it runs: its position, the inputs and replies that it waits for, and its results.
 //!
-//! May touch: its own state, the stages, and the result of its admission.
+//! May touch: its own state, its program, and the result of its admission.
 //! Never: sends to a thread, reserves memory, or reads another task.
 
 mod checkpoint_clock;
@@ -21,6 +21,7 @@ mod waits;
 
 pub(crate) use costs::Costs;
 pub(crate) use ending::{Fate, Rest};
+pub(crate) use in_flight::Next;
 pub(crate) use info::TaskInfo;
 pub(crate) use live::{Claim, LiveTask, ParameterBytes, Request};
 pub(crate) use pause::Leaving;

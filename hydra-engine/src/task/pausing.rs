@@ -3,7 +3,7 @@
 use super::live::LiveTask;
 use super::pause::Leaving;
 use super::phase::Phase;
-use crate::stages::{EvaluationKind, ShardTask, Stage};
+use hydra_sched::program::{EvaluationKind, ShardTask, Stage};
 use std::path::PathBuf;
 
 impl LiveTask {

@@ -14,8 +14,8 @@
 //! ```
 
 use crate::error::EngineError;
+use crate::protocol::TaskState;
 use crate::protocol::Ticket;
-use crate::stages::TaskState;
 use std::sync::Arc;
 
 /// The error of a failed task.

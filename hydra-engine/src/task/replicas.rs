@@ -1,9 +1,10 @@
 //! The shard task that a device can claim next, when several microbatch groups of a task are in flight.
 
+use super::in_flight::Next;
 use super::live::LiveTask;
 use super::phase::Phase;
-use crate::stages::{MicrobatchPass, Next, ShardTask};
 use hydra_core::DeviceId;
+use hydra_sched::program::{MicrobatchPass, ShardTask};
 
 impl LiveTask {
     /// The shard task that `device` can claim next, if any.

@@ -2,8 +2,8 @@
 
 use crate::checkpoint::SavedResults;
 use crate::protocol::{Evaluation, SavedEvaluation, Sums};
-use crate::stages::EvaluationKind;
 use hydra_core::{Chain, Measured};
+use hydra_sched::program::EvaluationKind;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

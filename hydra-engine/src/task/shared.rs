@@ -5,7 +5,7 @@ use super::phase::Phase;
 use super::results::Progress;
 use crate::error::EngineError;
 use crate::protocol::Sums;
-use crate::stages::{EvaluationKind, Stage};
+use hydra_sched::program::{EvaluationKind, Stage};
 
 impl LiveTask {
     /// Returns whether it computes batches of a shared evaluation, or waits for the result.

@@ -49,7 +49,7 @@ impl ShardTaskKind {
 /// `most`, which is at least one, and fewer if it has fewer `microbatch_passes` than the `usual` number, as
 /// an epoch's last minibatch may. Then each of the `replicas` that usually has a microbatch group has one
 /// too.
-pub fn group_length(most: u64, replicas: u64, usual: u64, microbatch_passes: u64) -> u64 {
+pub(crate) fn group_length(most: usize, replicas: usize, usual: usize, microbatch_passes: usize) -> usize {
     let microbatch_groups = usual.div_ceil(most).min(replicas).max(1);
     most.min(microbatch_passes.div_ceil(microbatch_groups)).max(1)
 }
@@ -93,13 +93,13 @@ mod tests {
         let lengths = |replicas, usual| {
             (1..=8)
                 .map(|microbatch_passes| group_length(4, replicas, usual, microbatch_passes))
-                .collect::<Vec<u64>>()
+                .collect::<Vec<usize>>()
         };
         assert_eq!(lengths(1, 8), [1, 2, 3, 4, 4, 4, 4, 4]);
         assert_eq!(lengths(2, 8), [1, 1, 2, 2, 3, 3, 4, 4]);
         assert_eq!(lengths(8, 8), [1, 1, 2, 2, 3, 3, 4, 4], "two groups are two replicas");
         assert_eq!(lengths(2, 4), [1, 2, 3, 4, 4, 4, 4, 4], "usually one group");
-        assert_eq!((group_length(u64::MAX, 2, 3, 3), group_length(1, 4, 8, 8)), (3, 1));
+        assert_eq!((group_length(usize::MAX, 2, 3, 3), group_length(1, 4, 8, 8)), (3, 1));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Lower bounds on the makespan of all schedules.
 
-use super::program::{Program, ShardTask};
 use super::{ParamBufferCost, TaskCost, Workload, WorkloadError};
 use crate::policy::ShardTaskKind;
+use crate::program::{Program, ShardTask};
 
 /// The maximum number of shard tasks for the packing bound, which sorts them all.
 const PACKED: u64 = 4096;
@@ -158,18 +158,18 @@ fn chain_s(workload: &Workload, task: usize, speed: f64, prefetch: bool) -> f64 
     let promote: Vec<f64> = (0..shards).map(|shard| shortest_promote_s(workload, task, shard)).collect();
     let (keeps, step_s, mut host_s) = (keeps_copies(workload), cost.step_s(), 0.0f64);
     let mut final_s = vec![cost.arrival_s; shards];
-    let mut promoted: Vec<Option<u64>> = vec![None; shards];
+    let mut promoted: Vec<Option<usize>> = vec![None; shards];
     let (mut start_s, mut end_s) = (cost.arrival_s, cost.arrival_s);
-    let program = Program::of(cost);
+    let program = cost.program();
     let in_order = steps_in_order(cost);
-    for of in program.tasks() {
-        let ShardTask { minibatch, kind, shard, .. } = of;
+    for of in cost.tasks_from(0) {
+        let shard = of.shard;
         let commit_s = final_s[shard].max(if prefetch { start_s } else { end_s });
-        let version = program.version(&of);
+        let version = program.version(shard, of.step);
         let stays = keeps && promoted[shard].replace(version) == Some(version);
         start_s = end_s.max(commit_s + if stays { 0.0 } else { promote[shard] });
-        end_s = start_s + workload.seconds(task, minibatch, kind, shard) / speed;
-        if program.steps(&of) {
+        end_s = start_s + workload.shard_task_s(task, &of) / speed;
+        if ends_backwards(&program, &of) {
             host_s = if step_s > 0.0 && in_order { host_s.max(end_s) + step_s } else { end_s + step_s };
             final_s[shard] = host_s + cost.shards[shard].gradients_s + cost.step_wait_s;
         }
@@ -191,7 +191,7 @@ fn replicas_s(workload: &Workload, task: usize, speeds: &[f64]) -> f64 {
     let seconds = |minibatch, kind, shard| workload.seconds(task, minibatch, kind, shard);
     let trained = (0..cost.minibatches).map(|minibatch| {
         let pass_s = cost.microbatch_pass().map(|(kind, shard)| seconds(minibatch, kind, shard)).sum();
-        place_s(pass_s, cost.microbatches().of(minibatch))
+        place_s(pass_s, cost.microbatches().of(minibatch as usize) as u64)
     });
     let evaluated = cost.evaluations.iter().filter(|of| of.microbatch_passes > 0).map(|of| {
         let shards = 0..cost.shards.len();
@@ -220,6 +220,13 @@ fn link_s(workload: &Workload) -> f64 {
         cost.training_passes() as f64 * pass_s + evaluations_s
     };
     workload.tasks.iter().enumerate().map(all).sum::<f64>() / links as f64
+}
+
+/// Returns whether a shard's master weights are updated when the shard task ends, if microbatch groups run in
+/// sequence: it is the last backward of its minibatch.
+fn ends_backwards(program: &Program, task: &ShardTask) -> bool {
+    let all = program.microbatches.of(task.step);
+    task.kind == ShardTaskKind::Backward && task.microbatch_pass() + 1 == all
 }
 
 /// Returns whether a task's shards are updated in the order of their backwards: downloaded gradients reach
@@ -251,18 +258,18 @@ fn host_s(workload: &Workload, speed: f64) -> f64 {
         let first = cost.first_trained;
         // The compute before and after may be on several devices.
         let together = speed * cost.replicas.min(workload.devices.len()) as f64;
-        let seconds = |of: &ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard) / together;
-        let program = Program::of(cost);
+        let seconds = |of: &ShardTask| workload.shard_task_s(task, of) / together;
+        let program = cost.program();
         let mut before_s = cost.arrival_s + shortest_promote_s(workload, task, 0);
-        for of in program.tasks() {
+        for of in cost.tasks_from(0) {
             before_s += seconds(&of);
-            if program.steps(&of) {
+            if ends_backwards(&program, &of) {
                 break;
             }
         }
         let last = if steps_in_order(cost) { first + 1 } else { cost.shards.len() };
         let after_s = |shard: usize| {
-            let waits = program.tasks_from(awaited).skip_while(|of| of.shard != shard);
+            let waits = cost.tasks_from(awaited).skip_while(|of| of.shard != shard);
             shortest_promote_s(workload, task, shard) + waits.map(|of| seconds(&of)).sum::<f64>()
         };
         let after_s = (first..last).map(after_s).fold(f64::INFINITY, f64::min);
@@ -300,8 +307,7 @@ fn packing_s(workload: &Workload) -> f64 {
     }
     let mut longest = Vec::new();
     for (task, cost) in workload.tasks.iter().enumerate() {
-        let of = |of: ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard);
-        longest.extend(Program::of(cost).tasks().map(of));
+        longest.extend(cost.tasks_from(0).map(|of| workload.shard_task_s(task, &of)));
     }
     longest.sort_by(|a, b| b.total_cmp(a));
     let mut best = 0.0f64;

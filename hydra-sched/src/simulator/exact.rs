@@ -10,7 +10,6 @@
 
 use std::collections::BTreeSet;
 
-use super::program::{Program, ShardTask};
 use super::{LowerBounds, SimulationError, SimulationOptions, Workload, simulate};
 use crate::policy::PolicyKind;
 use crate::policy::claimable::ordered;
@@ -201,8 +200,7 @@ impl Search {
 
 fn chain(workload: &Workload, task: usize) -> Chain {
     let cost = &workload.tasks[task];
-    let of = |of: ShardTask| workload.seconds(task, of.minibatch, of.kind, of.shard);
-    let seconds: Vec<f64> = Program::of(cost).tasks().map(of).collect();
+    let seconds: Vec<f64> = cost.tasks_from(0).map(|of| workload.shard_task_s(task, &of)).collect();
     let mut rest = seconds.clone();
     (1..rest.len()).rev().for_each(|later| rest[later - 1] += rest[later]);
     Chain { seconds, rest, placed: 0, ready_s: cost.arrival_s }

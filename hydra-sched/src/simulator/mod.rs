@@ -1,7 +1,7 @@
 //! The simulator: workloads as costs, simulations of policies, and lower bounds.
 //!
-//! This module may use `policy`, which it runs as the engine does, and workloads as text. It decides nothing
-//! in a real run, and opens no files: the caller passes text.
+//! This module may use `policy` and `program`, which it runs as the engine does, and workloads as text. It
+//! decides nothing in a real run, and opens no files: the caller passes text.
 
 mod bound;
 mod cached;
@@ -11,7 +11,6 @@ mod draw;
 mod error;
 mod exact;
 mod fewest;
-mod program;
 mod progress;
 mod queue;
 mod simulate;

@@ -1,13 +1,11 @@
 //! The state of a model in a simulated run.
 
 use super::TaskCost;
-use super::program::{Program, ShardTask};
-use crate::policy::{CostModel, ShardTaskKind, WorkLeft};
+use crate::policy::{CostModel, ShardTaskKind};
+use crate::program::{Cursor, Program, ShardTask};
 
-/// A replica runs microbatch groups of a model in sequence: its next, claimed and running shard task.
+/// What devices do for a replica, which runs microbatch groups of a model in sequence.
 struct Replica {
-    /// The next shard task of a microbatch group that has started.
-    next: Option<ShardTask>,
     /// The device that has committed to a shard task that has not started.
     claimed: Option<(usize, ShardTask)>,
     /// The device that computes a shard task.
@@ -26,23 +24,21 @@ impl Replica {
         self.claimed.iter().chain(&self.runs_on)
     }
 
-    /// Returns whether all of its unfinished work is in the minibatch, or the evaluations, of this shard
-    /// task.
-    fn same_minibatch(&self, task: &ShardTask) -> bool {
-        let mut there = self.next.iter().chain(self.under_way().map(|(_, task)| task));
-        there.all(|other| other.same_minibatch(task))
+    /// The place of a shard task's microbatch pass in `outputs_s`. There are as many as in the longest group, and
+    /// those of a group follow each other.
+    fn place(&self, task: &ShardTask) -> usize {
+        task.microbatch_pass() % self.outputs_s.len()
     }
 }
 
 /// The progress of one model.
 pub(crate) struct Model {
     pub cost: CostModel,
-    pub program: Program,
     /// Whether gradients of some shard are accumulated on devices.
     pub adds_up: bool,
+    /// Its position behind all shard tasks that devices have committed to.
+    cursor: Cursor,
     replicas: Vec<Replica>,
-    /// The first shard task of the first microbatch group that has not started.
-    following: Option<ShardTask>,
     /// The device that last committed to it.
     pub ran_on: Option<usize>,
     /// Per shard: when its master weights are final; infinite until known.
@@ -61,21 +57,25 @@ pub(crate) struct Model {
 impl Model {
     /// Returns a model on `devices` devices, which limits the useful number of replicas.
     pub(crate) fn new(task: &TaskCost, cost: CostModel, devices: usize) -> Self {
-        let program = Program::of(task);
-        let largest = program.largest_group() as usize;
-        let replica = |_| Replica { next: None, claimed: None, runs_on: None, outputs_s: vec![0.0; largest] };
+        let cursor = Cursor::after(task.program(), 0, devices);
+        let largest = cursor.program().microbatch_group;
+        let outputs_s = vec![0.0; largest.microbatches.max(largest.batches)];
+        let replica = |_| Replica { claimed: None, runs_on: None, outputs_s: outputs_s.clone() };
         Self {
-            replicas: (0..task.replicas.min(devices)).map(replica).collect(),
-            following: Some(program.first()),
+            replicas: (0..cursor.replicas()).map(replica).collect(),
             ran_on: None,
-            final_s: vec![task.arrival_s; program.shards],
-            backwards: vec![(0, 0); program.shards],
+            final_s: vec![task.arrival_s; task.shards.len()],
+            backwards: vec![(0, 0); task.shards.len()],
             waited_s: task.least_step_s(),
             expected_s: f64::INFINITY,
             adds_up: task.shards.iter().any(|shard| shard.working.accumulation > 0),
-            program,
+            cursor,
             cost,
         }
+    }
+
+    pub(crate) fn program(&self) -> &Program {
+        self.cursor.program()
     }
 
     /// The number of replicas.
@@ -83,25 +83,15 @@ impl Model {
         self.replicas.len()
     }
 
-    /// The replicas with a microbatch group that has started, in the order of their microbatch passes.
-    fn begun(&self) -> Vec<usize> {
-        let begun = self.replicas.iter().enumerate().filter_map(|(replica, of)| Some((of.next?, replica)));
-        let mut begun: Vec<(u64, usize)> =
-            begun.map(|(next, replica)| (self.program.group_passes(&next).start, replica)).collect();
-        begun.sort_unstable();
-        begun.into_iter().map(|(_, replica)| replica).collect()
-    }
-
-    /// The replica of the earliest unfinished microbatch group, and its next shard task.
-    fn first_begun(&self) -> Option<(usize, ShardTask)> {
-        let begun = self.replicas.iter().enumerate().filter_map(|(replica, of)| Some((replica, of.next?)));
-        begun.min_by_key(|(replica, next)| (self.program.group_passes(next).start, *replica))
-    }
-
     /// The next shard task of the earliest unfinished microbatch group, or of the next one if none is in
     /// progress.
     pub(crate) fn next(&self) -> Option<ShardTask> {
-        self.first_begun().map_or(self.following, |(_, next)| Some(next))
+        self.cursor.peek()
+    }
+
+    /// The version of the master weights that a shard task reads: how often they were updated.
+    pub(crate) fn version(&self, task: &ShardTask) -> u64 {
+        self.program().version(task.shard, task.step) as u64
     }
 
     /// Returns whether a device computes it or has committed to it.
@@ -128,8 +118,8 @@ impl Model {
     /// Returns whether it is between two minibatches or microbatch passes of an evaluation, or at its end,
     /// and all updates are done.
     pub(crate) fn is_at_rest(&self, now_s: f64) -> bool {
-        let begins = |next: ShardTask| next.microbatch_pass == 0 || next.kind == ShardTaskKind::Evaluate;
-        let is_between = self.first_begun().is_none() && self.following.is_none_or(begins);
+        let begins = |next: ShardTask| next.microbatch_pass() == 0 || next.kind == ShardTaskKind::Evaluate;
+        let is_between = self.cursor.is_between_groups() && self.next().is_none_or(begins);
         is_between && !self.is_under_way() && self.final_s.iter().all(|final_s| *final_s <= now_s)
     }
 
@@ -147,10 +137,11 @@ impl Model {
             device.is_some() && replica.claimed.is_none() && replica.runs_on.map(|(on, _)| on) == device
         };
         let own = self.replicas.iter().position(runs_here);
-        let is_begun = |replica: &usize| self.replicas[*replica].next.is_some();
+        let is_begun = |replica: &usize| self.cursor.is_in_group(*replica);
         let (goes_on, begins) = (own.filter(is_begun), own.filter(|replica| !is_begun(replica)));
-        let begun = self.begun().into_iter().filter(|replica| self.replicas[*replica].is_free());
-        let free = self.replicas.iter().position(|replica| replica.is_free() && replica.next.is_none());
+        let is_free = |replica: &usize| self.replicas[*replica].is_free();
+        let begun = self.cursor.replicas_in_group().into_iter().filter(is_free);
+        let free = (0..self.replicas.len()).find(|replica| is_free(replica) && !is_begun(replica));
         let here = self.replicas.iter().flat_map(Replica::under_way).any(|(on, _)| Some(*on) == device);
         let mut replicas = goes_on.into_iter().chain(begun).chain(begins).chain(free.filter(|_| !here));
         replicas.find_map(|replica| Some((replica, self.claimable_in(replica, now_s)?)))
@@ -158,21 +149,22 @@ impl Model {
 
     /// The next shard task of a replica without a commitment, if it can run now.
     fn claimable_in(&self, replica: usize, now_s: f64) -> Option<ShardTask> {
-        let of = &self.replicas[replica];
-        let next = of.next.or(self.following)?;
+        let next = self.cursor.peek_in(replica)?;
         let others = self.replicas.iter().enumerate().filter(|(other, _)| *other != replica);
-        let may_begin = || others.map(|(_, other)| other).all(|other| other.same_minibatch(&next));
-        let is_handed = of.runs_on.is_some_and(|(_, task)| task.microbatch_pass == next.microbatch_pass);
+        let mut others = others.flat_map(|(_, other)| other.under_way());
+        let may_begin =
+            self.cursor.is_in_group(replica) || others.all(|(_, other)| other.same_minibatch(&next));
+        let running = self.replicas[replica].runs_on;
+        let is_handed = running.is_some_and(|(_, task)| task.microbatch_pass() == next.microbatch_pass());
         let has_inputs = is_handed || self.inputs_s(replica, &next) <= now_s;
-        let ready = self.final_s[next.shard] <= now_s && has_inputs && (of.next.is_some() || may_begin());
-        ready.then_some(next)
+        (self.final_s[next.shard] <= now_s && has_inputs && may_begin).then_some(next)
     }
 
     /// The earliest known time at which the next shard task can be committed to, unless it waits for
     /// something that has not started.
     pub(crate) fn ready_s(&self) -> Option<f64> {
         let next = self.next().filter(|_| !self.is_under_way())?;
-        let replica = self.first_begun().map_or(0, |(replica, _)| replica);
+        let replica = self.cursor.first_in_group().unwrap_or(0);
         let final_s = self.final_s[next.shard];
         let final_s = if final_s.is_finite() { final_s } else { self.expected_s };
         Some(final_s.max(self.inputs_s(replica, &next))).filter(|ready_s| ready_s.is_finite())
@@ -180,81 +172,54 @@ impl Model {
 
     /// The time at which the input of a replica's shard task is on the host; infinite until known.
     fn inputs_s(&self, replica: usize, next: &ShardTask) -> f64 {
-        if self.program.begins(next) { 0.0 } else { self.replicas[replica].outputs_s[self.place(next)] }
+        let of = &self.replicas[replica];
+        if self.program().begins_pass(next) { 0.0 } else { of.outputs_s[of.place(next)] }
     }
 
     /// Records when the output of a replica's shard task is on the host; returns whether another device may
     /// continue with it then.
     pub(crate) fn made(&mut self, replica: usize, task: &ShardTask, at_s: f64) -> bool {
-        let place = self.place(task);
         let of = &mut self.replicas[replica];
+        let place = of.place(task);
         of.outputs_s[place] = at_s;
         // Nothing waits if the device continues with the same microbatch pass.
-        of.claimed.is_none() || self.program.largest_group() > 1
-    }
-
-    /// The position of a microbatch pass in its group.
-    fn place(&self, task: &ShardTask) -> usize {
-        (task.microbatch_pass - self.program.group_passes(task).start) as usize
+        of.claimed.is_none() || of.outputs_s.len() > 1
     }
 
     /// Estimated seconds of the work that no device has committed to.
     pub(crate) fn left_s(&self) -> f64 {
-        let Some((first, next)) = self.first_begun() else {
-            return self.following.map_or(0.0, |next| self.cost.remaining_s(&self.program.left(&next)));
-        };
-        let joined = self.following.filter(|following| following.same_minibatch(&next));
-        let left = self.program.left_with_unstarted(&next, joined.map(|following| following.microbatch_pass));
-        let others = self.replicas.iter().enumerate().filter(|(replica, _)| *replica != first);
-        let of = |next: ShardTask| {
-            let WorkLeft { position, also, past, .. } = self.program.left(&next);
-            self.cost.remaining_s(&WorkLeft { position, also, past, ..WorkLeft::default() })
-        };
-        let others = others.filter_map(|(_, replica)| replica.next).map(of);
-        others.fold(self.cost.remaining_s(&left), |sum, more_s| sum + more_s)
+        self.cursor.remaining_s(&self.cost)
     }
 
     /// Estimated seconds of its own compute until an unclaimed shard task reads a copy of this version of a
     /// shard, or of frozen parameters if `version` is `None`; `None` if the master weights are updated
     /// before, or if nothing reads it again.
     pub(crate) fn until_read_s(&self, shard: usize, version: Option<u64>) -> Option<f64> {
-        let program = &self.program;
-        let found = |task: &ShardTask| program.version(&ShardTask { shard, ..*task });
-        let reads = |task: &ShardTask| version.is_none_or(|version| found(task) == version);
-        let until = |next: ShardTask, then: Option<ShardTask>| {
-            let then = then.filter(reads).map(|then| then.kind);
-            let next = Some(next).filter(reads)?;
-            let position = (next.kind, next.shard);
-            let alone_s = self.cost.until_read_s(position, shard, program.first_trained, then)?;
-            // Each shard has one shard task in sequence per microbatch pass of the group.
-            let microbatch_passes = program.group_passes(&next);
-            Some(alone_s * (microbatch_passes.end - microbatch_passes.start) as f64)
-        };
-        let begun = self.replicas.iter().filter_map(|replica| replica.next);
-        let is_between = begun.clone().next().is_none();
-        let following = self.following.filter(|_| is_between);
-        let in_following = following.and_then(|next| until(next, program.group_after(&next)));
-        begun.filter_map(|next| until(next, self.following)).chain(in_following).min_by(f64::total_cmp)
+        let reads = |next: &ShardTask| version.is_none_or(|version| self.version(next) == version);
+        self.next().filter(|next| reads(&ShardTask { shard, ..*next }))?;
+        let trained = version.is_some() && shard >= self.program().first_trained;
+        self.cursor.until_read_s(&self.cost, shard, trained)
     }
 
     /// Commits a device to a replica's next shard task.
     pub(crate) fn claim(&mut self, device: usize, replica: usize) -> Option<ShardTask> {
-        let begins = self.replicas[replica].next.is_none();
-        let task = self.replicas[replica].next.or(self.following)?;
-        if begins {
-            self.following = self.program.group_after(&task);
-        }
+        let task = self.cursor.peek_in(replica)?;
+        self.cursor.advance(replica);
         self.made(replica, &task, f64::INFINITY);
         self.ran_on = Some(device);
-        let of = &mut self.replicas[replica];
-        (of.claimed, of.next) = (Some((device, task)), self.program.after_in_group(&task));
+        self.replicas[replica].claimed = Some((device, task));
         if task.kind == ShardTaskKind::Backward {
             self.backwards[task.shard].0 += 1;
-            if self.backwards[task.shard].0 == self.program.microbatch_passes(&task) {
+            if self.backwards[task.shard].0 == self.backwards_of(&task) {
                 self.final_s[task.shard] = f64::INFINITY;
             }
         }
         Some(task)
+    }
+
+    /// The backwards of each shard in the minibatch of a shard task.
+    fn backwards_of(&self, task: &ShardTask) -> u64 {
+        self.program().microbatches.of(task.step) as u64
     }
 
     /// Starts the claimed shard task of a replica.
@@ -266,20 +231,94 @@ impl Model {
     /// Ends a shard task of a replica at this time.
     pub(crate) fn end(&mut self, replica: usize, task: &ShardTask, now_s: f64) {
         self.replicas[replica].runs_on = None;
-        let is_last = self.program.following(task).is_none() && !self.is_under_way();
+        let is_last = self.program().following(task.kind, task.shard).is_none() && !self.is_under_way();
         self.expected_s = if is_last { now_s + self.waited_s } else { f64::INFINITY };
     }
 
     /// Records that the gradients of `backwards` more backwards of a shard are on the host; returns whether
     /// all of its minibatch are.
     pub(crate) fn gave(&mut self, task: &ShardTask, backwards: u64) -> bool {
-        let microbatch_passes = self.program.microbatch_passes(task);
+        let all = self.backwards_of(task);
         let (_, given) = &mut self.backwards[task.shard];
         *given += backwards;
-        let all = backwards > 0 && *given == microbatch_passes;
-        if all {
+        let are_all = backwards > 0 && *given == all;
+        if are_all {
             self.backwards[task.shard] = (0, 0);
         }
-        all
+        are_all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulator::{Epoch, EvaluationCost, ShardCost};
+
+    fn task(shards: usize, minibatches: u64, evaluations: &[(u64, u64)]) -> TaskCost {
+        let mut task = TaskCost::new("a", minibatches, vec![ShardCost::new(1.0, 2.0, 0.0); shards]);
+        task.evaluations = evaluations
+            .iter()
+            .map(|&(after, microbatch_passes)| EvaluationCost { after, microbatch_passes })
+            .collect();
+        task
+    }
+
+    #[test]
+    fn evaluations_stand_between_minibatches() {
+        let order = order(&task(2, 2, &[(0, 1), (1, 0), (2, 2)]));
+        let trained = |step| format!("f0.0@{step} b1.0@{step} b0.0@{step}");
+        let last = "e0.0@2 e1.0@2 e0.1@2 e1.1@2";
+        assert_eq!(order, format!("e0.0@0 e1.0@0 {} {} {last}", trained(0), trained(1)));
+    }
+
+    fn order(cost: &TaskCost) -> String {
+        let name = |task: ShardTask| {
+            format!("{}{}.{}@{}", &task.kind.to_string()[..1], task.shard, task.microbatch_pass(), task.step)
+        };
+        cost.tasks_from(0).map(name).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_group_takes_its_passes_through_a_shard_before_the_next() {
+        let mut cost = task(3, 2, &[(1, 3)]);
+        (cost.microbatches, cost.microbatch_group, cost.evaluation_group, cost.first_trained) = (3, 2, 2, 1);
+        cost.epoch = Some(Epoch { minibatches: 2, last_microbatches: 1 });
+        let expected = [
+            "f0.0@0 f0.1@0 f1.0@0 f1.1@0 b2.0@0 b2.1@0 b1.0@0 b1.1@0",
+            "f0.2@0 f1.2@0 b2.2@0 b1.2@0",
+            "e0.0@1 e0.1@1 e1.0@1 e1.1@1 e2.0@1 e2.1@1",
+            "e0.2@1 e1.2@1 e2.2@1",
+            "f0.0@1 f1.0@1 b2.0@1 b1.0@1",
+        ];
+        assert_eq!(order(&cost), expected.join(" "));
+        cost.microbatch_group = u64::MAX;
+        assert!(order(&cost).starts_with("f0.0@0 f0.1@0 f0.2@0 f1.0@0"));
+        let evaluated = order(&task(1, 1, &[(0, 2)]));
+        assert_eq!(evaluated, "e0.0@0 e0.1@0 b0.0@0", "one after another where nothing is said");
+    }
+
+    #[test]
+    fn what_is_left_counts_down_by_one_shard_task_each() {
+        let evaluations = [(1, &[][..]), (3, &[(0, 2), (3, 1), (4, 1)]), (1, &[(2, 3)]), (2, &[(1, 1)])];
+        let microbatches = [(1, 1, 1), (4, 1, 2), (4, 3, 4), (2, 2, 1), (3, 9, 2)];
+        let cases =
+            evaluations.into_iter().flat_map(|of| microbatches.map(|microbatches| (of, microbatches)));
+        for ((shards, evaluations), (microbatches, microbatch_group, last)) in cases {
+            let mut cost = task(shards, 4, evaluations);
+            (cost.microbatches, cost.microbatch_group, cost.evaluation_group) =
+                (microbatches, microbatch_group, microbatch_group);
+            cost.first_trained = shards / 2;
+            cost.epoch = Some(Epoch { minibatches: 3, last_microbatches: last });
+            // With a second for each shard task, the remaining work is their number.
+            cost.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (1.0, 1.0));
+            let second = cost.estimates().unwrap();
+            let (mut model, mut left) = (Model::new(&cost, second, 1), Vec::new());
+            while model.next().is_some() {
+                left.push(model.left_s());
+                model.claim(0, 0);
+            }
+            let expected: Vec<f64> = (1..=cost.shard_tasks()).rev().map(|n| n as f64).collect();
+            assert_eq!(left, expected);
+        }
     }
 }

@@ -10,8 +10,8 @@ use self::processors::Processors;
 use super::{Occupation, ShardTimes, Simulation, SimulationOptions, Span};
 use crate::policy::claimable::ordered;
 use crate::policy::{ModelView, Policy};
+use crate::program::ShardTask;
 use crate::simulator::cached::{Cached, CachedPart, Copies, Key};
-use crate::simulator::program::ShardTask;
 use crate::simulator::progress::Model;
 use crate::simulator::sum::Sum;
 use crate::simulator::{LowerBounds, Queue, SimulationError, TaskCost, Workload, WorkloadError};
@@ -310,8 +310,8 @@ impl<'a> Run<'a> {
         let Some(could_s) = self.take_processors(device) else { return };
         let Claim { model, replica, task, .. } = claim;
         let speed = self.workload.devices[device].speed;
-        let took_s = self.times.get(model, task.kind, task.minibatch, task.shard, task.microbatch_pass);
-        let stated_s = || self.workload.seconds(model, task.minibatch, task.kind, task.shard);
+        let took_s = self.times.get(model, &task);
+        let stated_s = || self.workload.shard_task_s(model, &task);
         let left_s = took_s.unwrap_or_else(stated_s) / speed;
         self.progress();
         let end_s = self.now_s + left_s / self.share_of(device);
@@ -338,7 +338,8 @@ impl<'a> Run<'a> {
     fn record(&mut self, device: usize, task: usize, of: &ShardTask, what: Occupation, at: (f64, f64)) {
         if self.options.record {
             let (start_s, end_s) = at;
-            let span = Span { device, task, minibatch: of.minibatch, shard: of.shard, what, start_s, end_s };
+            let span =
+                Span { device, task, minibatch: of.step as u64, shard: of.shard, what, start_s, end_s };
             self.result.spans.push(span);
         }
     }

@@ -5,8 +5,8 @@ use proptest::test_runner::TestCaseResult;
 
 use super::*;
 use crate::policy::PolicyKind;
+use crate::program::ShardTask;
 use crate::simulator::conformance::any_workload;
-use crate::simulator::program::{Program, ShardTask};
 use crate::simulator::{ShardCost, TaskCost};
 
 /// A shard task starts after the promotion that its device made for it, and after its own when it was
@@ -64,12 +64,12 @@ fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64
 /// The output of a shard task for the next one of its microbatch pass is on the host, unless that follows on
 /// the same device.
 fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch: bool) -> TestCaseResult {
-    let program = Program::of(task);
-    let tasks: Vec<_> = program.tasks().collect();
-    for (place, of) in tasks.iter().enumerate().filter(|(_, of)| !program.begins(of)) {
-        let made =
-            tasks[..place].iter().rposition(|before| before.microbatch_pass == of.microbatch_pass).unwrap();
-        prop_assert_eq!(program.following(&tasks[made]), Some((of.kind, of.shard)));
+    let program = task.program();
+    let tasks: Vec<_> = task.tasks_from(0).collect();
+    for (place, of) in tasks.iter().enumerate().filter(|(_, of)| !program.begins_pass(of)) {
+        let same_pass = |before: &ShardTask| before.microbatch_pass() == of.microbatch_pass();
+        let made = tasks[..place].iter().rposition(same_pass).unwrap();
+        prop_assert_eq!(program.following(tasks[made].kind, tasks[made].shard), Some((of.kind, of.shard)));
         let pair = [own[made], own[place]];
         let on_device = compute.iter().filter(|span| span.device == pair[0].device);
         let mut later = on_device.skip_while(|span| !std::ptr::eq(**span, pair[0])).skip(1);
@@ -83,11 +83,10 @@ fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch:
 /// At most one microbatch group per replica at a time, and no part of a minibatch or an evaluation before the
 /// end of the previous one.
 fn replicas_are_kept(task: &TaskCost, own: &[&Span]) -> TestCaseResult {
-    let program = Program::of(task);
     let what = |span: &&Span| (span.minibatch, format!("{:?}", span.what), span.shard);
-    let expected = |of: ShardTask| (of.minibatch, format!("{:?}", Occupation::Compute(of.kind)), of.shard);
+    let expected = |of: ShardTask| (of.step as u64, format!("{:?}", Occupation::Compute(of.kind)), of.shard);
     let (mut found, mut expected): (Vec<_>, Vec<_>) =
-        (own.iter().map(what).collect(), program.tasks().map(expected).collect());
+        (own.iter().map(what).collect(), task.tasks_from(0).map(expected).collect());
     found.sort();
     expected.sort();
     prop_assert_eq!(found, expected);
@@ -194,9 +193,9 @@ proptest! {
                 replicas_are_kept(task, &own)?;
                 if task.replicas == 1 {
                     let order: Vec<_> = own.iter().map(|s| (s.minibatch, s.what, s.shard)).collect();
-                    let expected: Vec<_> = Program::of(task)
-                        .tasks()
-                        .map(|of| (of.minibatch, Occupation::Compute(of.kind), of.shard))
+                    let expected: Vec<_> = task
+                        .tasks_from(0)
+                        .map(|of| (of.step as u64, Occupation::Compute(of.kind), of.shard))
                         .collect();
                     prop_assert_eq!(order, expected);
                     prop_assert!(in_turn(own.iter().copied()));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::policy::ShardTaskKind;
+use crate::program::ShardTask;
 
 /// Seconds that shard tasks took on a device of speed 1, for a [`replay`](crate::replay) of their run.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,17 +31,8 @@ impl ShardTimes {
     }
 
     /// Returns the seconds of a shard task, if recorded.
-    pub(super) fn get(
-        &self,
-        task: usize,
-        kind: ShardTaskKind,
-        minibatch: u64,
-        shard: usize,
-        microbatch_pass: u64,
-    ) -> Option<f64> {
-        self.seconds
-            .get(&(task, kind, minibatch, shard))?
-            .get(usize::try_from(microbatch_pass).ok()?)
-            .copied()?
+    pub(super) fn get(&self, task: usize, of: &ShardTask) -> Option<f64> {
+        let microbatch_passes = self.seconds.get(&(task, of.kind, of.step as u64, of.shard))?;
+        microbatch_passes.get(of.microbatch_pass()).copied()?
     }
 }

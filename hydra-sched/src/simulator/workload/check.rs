@@ -234,3 +234,24 @@ const MOST_THREADS: usize = 1_000_000;
 
 /// Estimates that are wrong by more than this are assumed to be a mistake.
 const MOST_ESTIMATE_FACTOR: f64 = 1e6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_places_of_evaluations_rise_and_are_in_the_task() {
+        let check = |evaluations: &[(u64, u64)]| {
+            let mut task = TaskCost::new("a", 3, vec![ShardCost::new(1.0, 2.0, 0.0)]);
+            let evaluation =
+                |&(after, microbatch_passes): &(u64, u64)| EvaluationCost { after, microbatch_passes };
+            task.evaluations = evaluations.iter().map(evaluation).collect();
+            Workload::new(vec![task], vec![DeviceCost::default()]).check()
+        };
+        assert!(check(&[(0, 1), (2, 0), (3, 9)]).is_ok());
+        for wrong in [&[(1, 1), (1, 1)][..], &[(2, 1), (1, 1)], &[(4, 1)]] {
+            let error = check(wrong).unwrap_err().to_string();
+            assert!(error.contains("evaluations.after") && error.contains("`a`"), "{error}");
+        }
+    }
+}

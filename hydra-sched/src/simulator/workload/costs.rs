@@ -2,6 +2,7 @@
 
 use crate::policy::random::{keyed, unit};
 use crate::policy::{CostModel, ShardTaskKind};
+use crate::program::{Cursor, EvaluationPoints, MicrobatchGroup, Microbatches, Program, ShardTask};
 use crate::simulator::{
     DeviceCost, Epoch, ShardCost, TaskCost, Variation, WorkingBytes, Workload, WorkloadError,
 };
@@ -48,7 +49,7 @@ impl Workload {
             cost.evaluations.iter().map(|of| of.microbatch_passes as f64 * evaluation(of.after)).sum();
         let microbatch_pass =
             |m| cost.microbatch_pass().map(|(kind, shard)| self.seconds(task, m, kind, shard)).sum::<f64>();
-        let minibatch = |m| cost.microbatches().of(m) as f64 * microbatch_pass(m);
+        let minibatch = |m| cost.microbatches().of(m as usize) as f64 * microbatch_pass(m);
         evaluations + (0..cost.minibatches).map(minibatch).sum::<f64>()
     }
 
@@ -63,6 +64,11 @@ impl Workload {
         let Some(Variation { seed, relative }) = self.variation else { return drifted };
         let draw = keyed(seed, &[task as u64, minibatch, shard as u64, kind as u64]);
         drifted * (1.0 + relative * (2.0 * unit(draw) - 1.0))
+    }
+
+    /// Actual seconds of a shard task of a task.
+    pub(crate) fn shard_task_s(&self, task: usize, of: &ShardTask) -> f64 {
+        self.seconds(task, of.step as u64, of.kind, of.shard)
     }
 
     /// Seconds of a promotion of a shard to a device.
@@ -112,38 +118,6 @@ impl Workload {
     }
 }
 
-/// The numbers of microbatches of a task's minibatches.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Microbatches {
-    each: u64,
-    epoch: Option<Epoch>,
-}
-
-impl Microbatches {
-    /// The number in a full minibatch.
-    pub(crate) const fn each(self) -> u64 {
-        self.each
-    }
-
-    /// The number in a minibatch.
-    pub(crate) const fn of(self, minibatch: u64) -> u64 {
-        match self.epoch {
-            Some(of) if minibatch % of.minibatches == of.minibatches - 1 => of.last_microbatches,
-            _ => self.each,
-        }
-    }
-
-    /// The number in the first `minibatches` minibatches.
-    pub(crate) fn before(self, minibatches: u64) -> u64 {
-        let (all, each) = (u128::from(minibatches), u128::from(self.each));
-        let fewer = self.epoch.map_or(0, |of| {
-            let ends = minibatches.checked_div(of.minibatches).unwrap_or(0);
-            u128::from(ends) * u128::from(self.each.saturating_sub(of.last_microbatches))
-        });
-        u64::try_from(all * each - fewer).unwrap_or(u64::MAX)
-    }
-}
-
 impl TaskCost {
     /// Returns a task with this name and these shards, and defaults for everything else.
     pub fn new(name: impl Into<String>, minibatches: u64, shards: Vec<ShardCost>) -> Self {
@@ -179,12 +153,47 @@ impl TaskCost {
 
     /// The number of its training microbatch passes: the microbatches of all minibatches.
     pub fn training_passes(&self) -> u64 {
-        self.microbatches().before(self.minibatches)
+        self.microbatches().before(self.minibatches as usize)
     }
 
     /// The microbatches of each minibatch.
-    pub(crate) const fn microbatches(&self) -> Microbatches {
-        Microbatches { each: self.microbatches, epoch: self.epoch }
+    pub(crate) fn microbatches(&self) -> Microbatches {
+        let of = self.epoch.unwrap_or(Epoch { minibatches: 1, last_microbatches: self.microbatches });
+        let [each, last, epoch] = [self.microbatches, of.last_microbatches, of.minibatches.max(1)];
+        Microbatches { each: each as usize, last: last as usize, epoch: epoch as usize }
+    }
+
+    /// Its passes over the data: all evaluations are between minibatches, or before or after all of them.
+    pub(crate) fn program(&self) -> Program {
+        let evaluations =
+            self.evaluations.iter().map(|of| (of.after as usize, of.microbatch_passes as usize));
+        // No evaluation has more batches than this.
+        let most = evaluations.clone().map(|(_, batches)| batches).fold(1, usize::max);
+        Program {
+            shards: self.shards.len(),
+            first_trained: self.first_trained,
+            steps: self.minibatches as usize,
+            microbatches: self.microbatches(),
+            counts_full: false,
+            reads_statistic: false,
+            microbatch_group: MicrobatchGroup {
+                microbatches: self.microbatch_group.min(self.microbatches) as usize,
+                batches: (self.evaluation_group as usize).min(most),
+            },
+            validation: 0,
+            test: 0,
+            rounds: None,
+            initial_validation: false,
+            replicas: self.replicas,
+            shared: false,
+            evaluations: EvaluationPoints::new(evaluations),
+        }
+    }
+
+    /// Its shard tasks in order if microbatch groups run in sequence, from those on that read the master weights
+    /// after this many minibatches.
+    pub(crate) fn tasks_from(&self, minibatch: u64) -> impl Iterator<Item = ShardTask> {
+        Cursor::after(self.program(), minibatch as usize, 1).tasks()
     }
 
     /// The number of its evaluation microbatch passes.

@@ -8,8 +8,6 @@ use super::WorkloadError;
 mod check;
 mod costs;
 
-pub(crate) use costs::Microbatches;
-
 /// Tasks and devices, as stated or measured costs. `docs/scheduling.md` describes the format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -3,8 +3,8 @@
 use super::{Active, Claim, Offers, Run, unordered};
 use crate::policy::claimable::ordered;
 use crate::policy::{ModelIndex, ModelView, Request, ShardTaskKind};
+use crate::program::ShardTask;
 use crate::simulator::cached::CachedPart;
-use crate::simulator::program::ShardTask;
 use crate::simulator::progress::Model;
 #[cfg(test)]
 use crate::simulator::sum::Sum;
@@ -51,7 +51,7 @@ impl Run<'_> {
         self.offers.dequeue(model);
         self.offers.queue.insert(&*self.policy, self.claimable(model, next, continues));
         let Some(place) = self.offers.queue.place(ModelIndex(model)).copied() else { return };
-        let (devices, version) = (&self.devices, self.models[model].program.version(next));
+        let (devices, version) = (&self.devices, self.models[model].version(next));
         let cost = &self.workload.tasks[model].shards[next.shard];
         let has =
             |device: usize| devices[device].copies.has(CachedPart::of((model, next.shard), cost, version));
@@ -71,7 +71,7 @@ impl Run<'_> {
     /// Returns whether a device has all parameters that a model's next shard task, on this shard, reads.
     pub(super) fn has_next(&self, device: usize, model: usize, shard: usize) -> bool {
         let state = &self.models[model];
-        let version = state.next().map_or(0, |next| state.program.version(&ShardTask { shard, ..next }));
+        let version = state.next().map_or(0, |next| state.version(&ShardTask { shard, ..next }));
         let cost = &self.workload.tasks[model].shards[shard];
         self.devices[device].copies.has(CachedPart::of((model, shard), cost, version))
     }
@@ -226,7 +226,7 @@ impl Run<'_> {
     fn alone_s(&self, device: usize, model: &ModelView) -> f64 {
         let index = model.model.0;
         let (state, cost) = (&self.models[index], &self.workload.tasks[index]);
-        let minibatches = state.next().map_or(0, |next| cost.minibatches - next.minibatch);
+        let minibatches = state.next().map_or(0, |next| cost.minibatches - next.step as u64);
         let (first, speed) = (cost.first_trained, self.workload.devices[device].speed);
         // Frozen shards wait for no step, and hide a part of the wait.
         let frozen_s: f64 =
@@ -297,7 +297,7 @@ impl Run<'_> {
         let Some(task) = state.claim(device, replica) else { return };
         self.take_host_memory(model);
         self.release_sums(device, (model, replica), &task);
-        let version = self.models[model].program.version(&task);
+        let version = self.models[model].version(&task);
         self.count_left(model);
         let (of, cost) = (&self.workload.devices[device], &self.workload.tasks[model].shards[task.shard]);
         let state = &mut self.devices[device];

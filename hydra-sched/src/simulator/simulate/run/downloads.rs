@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Claim, Event, Run};
 use crate::policy::claimable::ordered;
-use crate::simulator::program::ShardTask;
+use crate::program::ShardTask;
 
 /// The downloads of a device, which run in sequence.
 #[derive(Default)]

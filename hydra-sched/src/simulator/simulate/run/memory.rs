@@ -2,9 +2,9 @@
 
 use super::{Active, Claim, Run};
 use crate::policy::ShardTaskKind;
+use crate::program::ShardTask;
 use crate::simulator::WorkingBytes;
 use crate::simulator::cached::CachedPart;
-use crate::simulator::program::ShardTask;
 
 /// Bytes of a device that are not in the parameter cache.
 #[derive(Clone, Copy, Default)]
@@ -39,8 +39,7 @@ struct Sums {
 impl Sums {
     /// Returns whether a shard task of a model's replica can add its gradients to them.
     fn is_before(&self, replica: (usize, usize), next: &ShardTask) -> bool {
-        let follows = ShardTask { microbatch_pass: self.task.microbatch_pass + 1, ..self.task } == *next;
-        (self.model, self.replica) == replica && follows
+        (self.model, self.replica) == replica && self.task.is_microbatch_before(next)
     }
 }
 
@@ -79,7 +78,7 @@ impl Run<'_> {
             return true;
         };
         let (cost, version) =
-            (&self.workload.tasks[model].shards[next.shard], self.models[model].program.version(&next));
+            (&self.workload.tasks[model].shards[next.shard], self.models[model].version(&next));
         let copies = &self.devices[device].copies;
         let missing = CachedPart::of((model, next.shard), cost, version)
             .filter(|part| !copies.has([*part].into_iter()));
@@ -98,11 +97,12 @@ impl Run<'_> {
     pub(super) fn promote_inputs(&mut self, device: usize, claim: &Claim) {
         let active = self.devices[device].active.as_ref().map(|Active { claim, .. }| claim);
         let before = active.filter(|active| active.model == claim.model && active.replica == claim.replica);
-        let inputs =
-            match before.is_some_and(|before| before.task.microbatch_pass == claim.task.microbatch_pass) {
-                true => 0,
-                false => self.inputs(claim),
-            };
+        let inputs = match before
+            .is_some_and(|before| before.task.microbatch_pass() == claim.task.microbatch_pass())
+        {
+            true => 0,
+            false => self.inputs(claim),
+        };
         if !self.workload.devices[device].keeps_copies {
             let bytes = self.workload.tasks[claim.model].shards[claim.task.shard].bytes;
             self.devices[device].uncached.parameters[1] = bytes.unwrap_or(0);
@@ -147,7 +147,7 @@ impl Run<'_> {
         (uncached.computing, uncached.is_taken, uncached.parameters[0]) = (0, false, 0);
         let working = self.working(claim, 0);
         let task = &claim.task;
-        let goes_on = self.models[claim.model].program.following(task).is_some();
+        let goes_on = self.models[claim.model].program().following(task.kind, task.shard).is_some();
         let is_handed = self.is_handed(device, claim);
         // A later shard task of the microbatch pass reads it again.
         let is_read_again = task.kind == ShardTaskKind::Forward
@@ -171,25 +171,26 @@ impl Run<'_> {
     fn is_handed(&self, device: usize, claim: &Claim) -> bool {
         let next = self.devices[device].next.as_ref();
         let next = next.filter(|next| next.model == claim.model && next.replica == claim.replica);
-        next.is_some_and(|next| next.task.microbatch_pass == claim.task.microbatch_pass)
+        next.is_some_and(|next| next.task.microbatch_pass() == claim.task.microbatch_pass())
     }
 
     /// Downloads the gradients of a backward that has ended, unless those of the next microbatch are added to
     /// them.
     fn leave_gradients(&mut self, device: usize, claim: &Claim, working: WorkingBytes) {
         let Claim { model, replica, task, .. } = *claim;
-        let program = &self.models[model].program;
-        let microbatch_group = program.group_passes(&task);
         let is_before = |sums: &mut Sums| sums.is_before((model, replica), &task);
         let before = self.devices[device].uncached.sums.take_if(is_before);
         let backwards = 1 + before.map_or(0, |sums| sums.backwards);
-        let adds_up = microbatch_group.start == 0 && (task.microbatch_pass == 0 || before.is_some());
-        let comes = ShardTask { microbatch_pass: task.microbatch_pass + 1, ..task };
+        // Those of the first microbatch group are added up, but for the last of them.
+        let is_before_others =
+            task.microbatch_pass() + 1 < self.models[model].program().minibatch_group(task.step);
+        let adds_up = is_before_others && (task.microbatch_pass() == 0 || before.is_some());
         let next = self.devices[device].next.as_ref();
-        let may_add =
-            next.is_none_or(|next| (next.model, next.replica, next.task) == (model, replica, comes));
+        let may_add = next.is_none_or(|next| {
+            (next.model, next.replica) == (model, replica) && task.is_microbatch_before(&next.task)
+        });
         let may_add = may_add && self.devices[device].uncached.sums.is_none();
-        if adds_up && may_add && working.accumulation > 0 && comes.microbatch_pass < microbatch_group.end {
+        if adds_up && may_add && working.accumulation > 0 {
             let is_taken = next.is_some();
             let sums = Sums { model, replica, task, bytes: working.accumulation, backwards, is_taken };
             self.devices[device].uncached.sums = Some(sums);

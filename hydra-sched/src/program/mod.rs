@@ -1,16 +1,18 @@
-//! The stages of a task: its current work and its next shard tasks.
+//! What a task does, in counts, and its next shard tasks: one state machine for runs and simulations.
 //!
-//! May touch: nothing of the engine but the shape of a task, in counts.
+//! A [`Program`] is a list of passes over the data: evaluations, minibatches with evaluations in between, and
+//! evaluations. A [`Cursor`] steps through it, microbatch group by microbatch group, in one or more replicas.
+//!
+//! May touch: the order of shard tasks in a microbatch pass and the formula for remaining time, of `policy`.
 //! Never: handles tensors, threads, clocks or results.
 
 mod cursor;
-mod program;
+mod shape;
 
-pub(crate) use cursor::Cursor;
-pub use program::MicrobatchGroup;
-pub(crate) use program::{Program, RoundBatches};
+pub use cursor::Cursor;
+pub use shape::{EvaluationPoints, MicrobatchGroup, Microbatches, Program, RoundBatches};
 
-use hydra_sched::ShardTaskKind;
+use crate::policy::ShardTaskKind;
 use serde::{Deserialize, Serialize};
 
 /// The dataset and the time of an evaluation.
@@ -27,32 +29,36 @@ pub enum EvaluationKind {
     Test,
 }
 
-/// The state in which a task ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TaskState {
-    /// Trained to the end.
-    Done,
-    /// Ended with an error.
-    Failed,
-    /// Stopped at the end of a minibatch because the run was interrupted.
-    Stopped,
-}
-
 /// The current work of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub enum Stage {
     /// Waiting for a batch of a shared initial evaluation, or for its result.
     Shared,
-    /// Evaluating batch `batch`, in `rounds` of the current round.
-    Evaluate { kind: EvaluationKind, batch: usize, rounds: bool },
-    /// Evaluating microbatch `microbatch` of the current minibatch, before training, for the objective's
-    /// [statistic](hydra_core::Objective::statistic).
-    Measure { microbatch: usize },
-    /// Training microbatch `microbatch` of the current minibatch.
-    Train { microbatch: usize },
+    /// Evaluating a batch.
+    Evaluate {
+        /// The evaluation.
+        kind: EvaluationKind,
+        /// The batch, of the evaluation or of the current round.
+        batch: usize,
+        /// Whether it is in the rounds of the evaluation.
+        rounds: bool,
+    },
+    /// Evaluating a microbatch of the current minibatch before training, for a statistic of the outputs of the whole
+    /// minibatch.
+    Measure {
+        /// The microbatch.
+        microbatch: usize,
+    },
+    /// Training a microbatch of the current minibatch.
+    Train {
+        /// The microbatch.
+        microbatch: usize,
+    },
     /// Waiting for the results of an evaluation's batches or of a round, which decide whether there is another round.
-    Round { kind: EvaluationKind },
+    Round {
+        /// The evaluation.
+        kind: EvaluationKind,
+    },
     /// Waiting until the best weights are restored.
     Restore,
     /// Waiting until the model is hashed and written.
@@ -63,7 +69,7 @@ pub(crate) enum Stage {
 
 impl Stage {
     /// The index of the microbatch or the batch; zero in other stages.
-    pub(crate) fn microbatch_pass(&self) -> usize {
+    pub fn microbatch_pass(&self) -> usize {
         match self {
             Self::Evaluate { batch: microbatch_pass, .. }
             | Self::Measure { microbatch: microbatch_pass }
@@ -75,34 +81,41 @@ impl Stage {
 
 /// One unit of scheduling: one pass of one microbatch or evaluation batch through one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ShardTask {
+pub struct ShardTask {
+    /// The stage, with its microbatch or batch.
     pub stage: Stage,
+    /// The kind.
     pub kind: ShardTaskKind,
+    /// The shard.
     pub shard: usize,
     /// Minibatches trained before it: the version that its parameters must have.
     pub step: usize,
 }
 
 impl ShardTask {
+    /// The index of its microbatch or batch.
+    pub fn microbatch_pass(&self) -> usize {
+        self.stage.microbatch_pass()
+    }
+
     /// Returns whether `next` is the same shard task of the next microbatch.
-    pub(crate) fn is_microbatch_before(&self, next: &Self) -> bool {
+    pub fn is_microbatch_before(&self, next: &Self) -> bool {
         (self.kind, self.shard, self.step) == (next.kind, next.shard, next.step)
             && matches!(next.stage, Stage::Train { .. })
-            && self.stage.microbatch_pass() + 1 == next.stage.microbatch_pass()
+            && self.microbatch_pass() + 1 == next.microbatch_pass()
     }
-}
 
-/// A shard task that a device can claim, and the replica of its microbatch group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Next {
-    pub replica: usize,
-    pub what: ShardTask,
+    /// Returns whether both belong to one minibatch or one evaluation.
+    pub fn same_minibatch(&self, other: &Self) -> bool {
+        MicrobatchPass::of(self).same_minibatch(&MicrobatchPass::of(other))
+    }
 }
 
 /// A minibatch, or a microbatch group of an evaluation, identified by its first shard task. Its batches are read
 /// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MicrobatchPass {
+pub struct MicrobatchPass {
+    /// The stage of its first shard task.
     pub stage: Stage,
     /// Minibatches trained before it.
     pub step: usize,
@@ -110,12 +123,12 @@ pub(crate) struct MicrobatchPass {
 
 impl MicrobatchPass {
     /// The one that a shard task belongs to.
-    pub(crate) fn of(task: &ShardTask) -> Self {
+    pub fn of(task: &ShardTask) -> Self {
         Self { stage: task.stage, step: task.step }
     }
 
     /// Returns whether both belong to one minibatch or one evaluation.
-    pub(crate) fn same_minibatch(&self, other: &Self) -> bool {
+    pub fn same_minibatch(&self, other: &Self) -> bool {
         let same = match (self.stage, other.stage) {
             (
                 Stage::Evaluate { kind, rounds, .. },

@@ -16,7 +16,7 @@
 //! *replica*. A replica that ends its microbatch group takes the next one that has not started.
 
 use super::{EvaluationKind, Program, RoundBatches, ShardTask, Stage};
-use hydra_sched::{CostModel, ShardTaskKind, WorkLeft, group_length};
+use crate::policy::{CostModel, ShardTaskKind, WorkLeft};
 use std::ops::Range;
 
 /// A microbatch group that has started, and the position of its replica in it.
@@ -41,8 +41,9 @@ impl GroupProgress {
     }
 }
 
+/// The position of a task in its program.
 #[derive(Clone, Debug)]
-pub(crate) struct Cursor {
+pub struct Cursor {
     program: Program,
     /// The stage, with the first microbatch or batch that is in no microbatch group yet.
     stage: Stage,
@@ -59,25 +60,33 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    pub(crate) fn new(program: Program) -> Self {
+    /// A task that has done nothing.
+    pub fn new(program: Program) -> Self {
         let validates = program.initial_validation && program.validation > 0;
         if validates && program.steps > 0 {
-            return Self::resumed(
-                program,
-                0,
-                Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0, rounds: false },
-            );
+            let stage = Stage::Evaluate { kind: EvaluationKind::Initial, batch: 0, rounds: false };
+            return Self::resumed(program, 0, stage);
         }
-        let mut cursor = Self::resumed(program, 0, Stage::Finished);
-        cursor.after_minibatches();
+        Self::after(program, 0, usize::MAX)
+    }
+
+    /// A task that has trained `step` minibatches and continues with the evaluation after them, if any, in at most
+    /// `most_replicas` replicas.
+    pub fn after(program: Program, step: usize, most_replicas: usize) -> Self {
+        let mut cursor = Self::waiting(program, step, most_replicas);
+        cursor.after_minibatch();
         cursor
     }
 
-    /// A task that has trained `step` minibatches and continues at `stage`.
-    pub(crate) fn resumed(program: Program, step: usize, stage: Stage) -> Self {
-        let replicas = (0..program.replicas.max(1)).map(|_| None).collect();
+    fn waiting(program: Program, step: usize, most_replicas: usize) -> Self {
+        let replicas = vec![None; program.replicas.min(most_replicas).max(1)];
         let round = program.first_round();
-        let mut cursor = Self { stage, until: 0, round, step, replicas, evaluated: 0, program };
+        Self { stage: Stage::Finished, until: 0, round, step, replicas, evaluated: 0, program }
+    }
+
+    /// A task that has trained `step` minibatches and continues at `stage`.
+    pub fn resumed(program: Program, step: usize, stage: Stage) -> Self {
+        let mut cursor = Self::waiting(program, step, usize::MAX);
         match stage {
             Stage::Evaluate { kind, batch, .. } if cursor.program.shares(kind) => {
                 cursor.evaluated = batch;
@@ -94,11 +103,11 @@ impl Cursor {
 
     /// Returns whether the first `evaluated` batches of an evaluation are all of them, and rounds follow.
     fn begins_rounds(&self, kind: EvaluationKind, evaluated: usize) -> bool {
-        self.program.has_rounds(kind) && evaluated == self.program.batches(kind)
+        self.program.has_rounds(kind) && evaluated == self.program.batches(kind, self.step)
     }
 
     /// Moves to the start of a minibatch or evaluation batch, or to another stage.
-    pub(crate) fn go_to(&mut self, step: usize, stage: Stage) {
+    pub fn go_to(&mut self, step: usize, stage: Stage) {
         self.step = step;
         self.enter(match stage {
             Stage::Measure { .. } | Stage::Train { .. } => self.program.minibatch_start(step),
@@ -106,16 +115,18 @@ impl Cursor {
         });
     }
 
-    pub(crate) fn program(&self) -> &Program {
+    /// Its program.
+    pub fn program(&self) -> &Program {
         &self.program
     }
 
-    pub(crate) fn stage(&self) -> Stage {
+    /// The stage, with the first microbatch or batch that is in no microbatch group yet.
+    pub fn stage(&self) -> Stage {
         self.stage
     }
 
     /// The stage that a checkpoint resumes at: in an evaluation, the first batch without a known result.
-    pub(crate) fn saved_stage(&self) -> Stage {
+    pub fn saved_stage(&self) -> Stage {
         match self.stage {
             Stage::Shared => {
                 Stage::Evaluate { kind: EvaluationKind::Initial, batch: self.evaluated, rounds: false }
@@ -131,7 +142,7 @@ impl Cursor {
 
     /// The stage of the next shard task, or the one that waits: in a shared evaluation, the first batch without a
     /// known result.
-    pub(crate) fn current_stage(&self) -> Stage {
+    pub fn current_stage(&self) -> Stage {
         match self.is_in_shared_evaluation() {
             true => self.saved_stage(),
             false => self.peek().map_or(self.stage, |next| next.stage),
@@ -139,28 +150,28 @@ impl Cursor {
     }
 
     /// The number of leading batches of the evaluation with known results.
-    pub(crate) fn evaluated(&self) -> usize {
+    pub fn evaluated(&self) -> usize {
         self.evaluated
     }
 
     /// The batches of the current round of an evaluation.
-    pub(crate) fn round(&self) -> usize {
+    pub fn round(&self) -> usize {
         self.round.here
     }
 
     /// Returns true if it is in the rounds of an evaluation.
-    pub(crate) fn is_in_rounds(&self) -> bool {
+    pub fn is_in_rounds(&self) -> bool {
         matches!(self.stage, Stage::Evaluate { rounds: true, .. })
     }
 
     /// Returns true if it is in the batches of this evaluation, after `step` minibatches.
-    pub(crate) fn is_evaluating(&self, kind: EvaluationKind, step: usize) -> bool {
+    pub fn is_evaluating(&self, kind: EvaluationKind, step: usize) -> bool {
         let here = matches!(self.stage, Stage::Evaluate { kind: now, rounds: false, .. } | Stage::Round { kind: now } if now == kind);
         self.step == step && here
     }
 
     /// Returns true if the task takes part in a shared initial evaluation, or waits for its result.
-    pub(crate) fn is_in_shared_evaluation(&self) -> bool {
+    pub fn is_in_shared_evaluation(&self) -> bool {
         match self.stage {
             Stage::Shared => true,
             Stage::Evaluate { kind, .. } => self.program.shares(kind),
@@ -169,22 +180,22 @@ impl Cursor {
     }
 
     /// Minibatches that have been trained or are being finished.
-    pub(crate) fn step(&self) -> usize {
+    pub fn step(&self) -> usize {
         self.step
     }
 
     /// The number of replicas.
-    pub(crate) fn replicas(&self) -> usize {
+    pub fn replicas(&self) -> usize {
         self.replicas.len()
     }
 
     /// Returns true if a replica is within a microbatch group. If not, its next shard task starts one.
-    pub(crate) fn is_in_group(&self, replica: usize) -> bool {
+    pub fn is_in_group(&self, replica: usize) -> bool {
         self.replicas[replica].is_some()
     }
 
     /// The replicas that are within a microbatch group, in the order of their microbatches or batches.
-    pub(crate) fn replicas_in_group(&self) -> Vec<usize> {
+    pub fn replicas_in_group(&self) -> Vec<usize> {
         let begun =
             self.replicas.iter().enumerate().filter_map(|(replica, of)| Some((of.as_ref()?, replica)));
         let mut begun: Vec<(usize, usize)> =
@@ -195,23 +206,37 @@ impl Cursor {
 
     /// A replica's next shard task; `None` if no microbatch group is left for it, at a stage that waits, and at the
     /// end.
-    pub(crate) fn peek_in(&self, replica: usize) -> Option<ShardTask> {
+    pub fn peek_in(&self, replica: usize) -> Option<ShardTask> {
         self.replicas[replica]
             .as_ref()
             .map_or_else(|| self.first_of_next(), |begun| Some(self.next_of(begun)))
     }
 
     /// The first shard task of the microbatch group that starts next, if any.
-    pub(crate) fn first_of_next(&self) -> Option<ShardTask> {
+    pub fn first_of_next(&self) -> Option<ShardTask> {
         self.next_group().map(|begun| self.next_of(&begun))
     }
 
     /// The next shard task of the microbatch group that started first, or of the next one if none is in flight;
     /// `None` at a stage that waits and at the end.
-    pub(crate) fn peek(&self) -> Option<ShardTask> {
-        self.replicas_in_group()
-            .first()
-            .map_or_else(|| self.first_of_next(), |replica| self.peek_in(*replica))
+    pub fn peek(&self) -> Option<ShardTask> {
+        self.first_in_group().map_or_else(|| self.first_of_next(), |replica| self.peek_in(replica))
+    }
+
+    /// The replica of the microbatch group that started first; `None` if none is in flight.
+    pub fn first_in_group(&self) -> Option<usize> {
+        let begun =
+            self.replicas.iter().enumerate().filter_map(|(replica, of)| Some((of.as_ref()?, replica)));
+        begun.min_by_key(|(of, _)| of.microbatch_passes.start).map(|(_, replica)| replica)
+    }
+
+    /// The shard tasks until the next stage that waits, one microbatch group after another.
+    pub fn tasks(mut self) -> impl Iterator<Item = ShardTask> {
+        std::iter::from_fn(move || {
+            let next = self.peek_in(0);
+            self.advance(0);
+            next
+        })
     }
 
     fn next_of(&self, begun: &GroupProgress) -> ShardTask {
@@ -226,64 +251,57 @@ impl Cursor {
     }
 
     /// Returns true if no microbatch group is in flight.
-    pub(crate) fn is_between_groups(&self) -> bool {
+    pub fn is_between_groups(&self) -> bool {
         self.replicas.iter().all(Option::is_none)
     }
 
     /// Returns true if the next shard task is the first of a minibatch.
-    pub(crate) fn at_minibatch_start(&self) -> bool {
+    pub fn at_minibatch_start(&self) -> bool {
         let trains = matches!(self.stage, Stage::Measure { .. } | Stage::Train { .. });
         trains && self.stage == self.program.minibatch_start(self.step) && self.is_between_groups()
     }
 
     /// The microbatches (or evaluation batches) of a replica's microbatch group, or of the next one if the replica
     /// has none.
-    pub(crate) fn microbatch_group(&self, replica: usize) -> Range<usize> {
+    pub fn microbatch_group(&self, replica: usize) -> Range<usize> {
         self.replicas[replica]
             .as_ref()
             .map_or_else(|| self.next_passes(), |begun| begun.microbatch_passes.clone())
     }
 
     /// The microbatches (or evaluation batches) of the microbatch group that starts next; empty if none is left.
-    pub(crate) fn next_passes(&self) -> Range<usize> {
+    pub fn next_passes(&self) -> Range<usize> {
         self.next_group().map_or(0..0, |begun| begun.microbatch_passes)
     }
 
     fn next_group(&self) -> Option<GroupProgress> {
         let (p, start) = (&self.program, self.stage.microbatch_pass());
-        let (most, usual, of) = match self.stage {
-            Stage::Measure { .. } | Stage::Train { .. } => {
-                (p.microbatch_group.microbatches, p.microbatches, p.microbatches_of(self.step))
-            }
+        let length = match self.stage {
+            Stage::Measure { .. } | Stage::Train { .. } => p.minibatch_group(self.step),
+            // Rounds differ in their batches, so no number of groups is usual.
             Stage::Evaluate { rounds: true, .. } => {
-                (p.microbatch_group.batches, self.round.here, self.round.here)
+                self.round.here.div_ceil(self.replicas()).clamp(1, p.microbatch_group.batches)
             }
-            Stage::Evaluate { kind, .. } => (p.microbatch_group.batches, p.batches(kind), p.batches(kind)),
+            Stage::Evaluate { kind, .. } => p.evaluation_group(p.batches(kind, self.step)),
             Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => {
                 return None;
             }
         };
-        let [most, replicas, usual, of] = [most, self.replicas(), usual, of].map(|count| count as u64);
-        let length = match self.stage {
-            // Rounds differ in their batches, so no number of groups is usual.
-            Stage::Evaluate { rounds: true, .. } => of.div_ceil(replicas).clamp(1, most),
-            _ => group_length(most, replicas, usual, of),
-        };
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
         let microbatch_passes = start..start.saturating_add(length).min(self.until);
         (!microbatch_passes.is_empty()).then(|| GroupProgress {
             microbatch_pass: start,
             microbatch_passes,
-            position: self.pass_start(),
+            position: p.pass_start(self.stage),
         })
     }
 
     /// Moves a replica past its next shard task.
-    pub(crate) fn advance(&mut self, replica: usize) {
+    pub fn advance(&mut self, replica: usize) {
         let Some(mut begun) = self.replicas[replica].take().or_else(|| self.begin_group()) else { return };
         begun.microbatch_pass += 1;
         if begun.microbatch_pass == begun.microbatch_passes.end {
-            let Some(position) = self.following(begun.position) else { return self.end_group() };
+            let (kind, shard) = begun.position;
+            let Some(position) = self.program.following(kind, shard) else { return self.end_group() };
             (begun.position, begun.microbatch_pass) = (position, begun.microbatch_passes.start);
         }
         self.replicas[replica] = Some(begun);
@@ -302,29 +320,23 @@ impl Cursor {
         Some(begun)
     }
 
-    /// The next position in a microbatch pass.
-    fn following(&self, (kind, shard): (ShardTaskKind, usize)) -> Option<(ShardTaskKind, usize)> {
-        let over = kind == ShardTaskKind::Backward && shard == self.program.first_trained;
-        kind.following(shard, self.program.shards).filter(|_| !over)
-    }
-
     /// Makes this batch of a shared initial evaluation the next one.
-    pub(crate) fn take_batch(&mut self, batch: usize) {
+    pub fn take_batch(&mut self, batch: usize) {
         self.enter(Stage::Evaluate { kind: EvaluationKind::Initial, batch, rounds: false });
     }
 
     /// Records that the results of the first `evaluated` batches of the evaluation are known.
-    pub(crate) fn know_batches(&mut self, evaluated: usize) {
+    pub fn know_batches(&mut self, evaluated: usize) {
         self.evaluated = evaluated;
     }
 
     /// Leaves a shared initial evaluation with a known result.
-    pub(crate) fn end_shared_evaluation(&mut self) {
+    pub fn end_shared_evaluation(&mut self) {
         self.after_minibatches();
     }
 
     /// Begins the next round of the evaluation, with these batches, or ends the evaluation if there are none.
-    pub(crate) fn next_round(&mut self, round: RoundBatches) {
+    pub fn next_round(&mut self, round: RoundBatches) {
         let Stage::Round { kind } = self.stage else { return };
         self.round = round;
         match round.here {
@@ -334,12 +346,12 @@ impl Cursor {
     }
 
     /// Ends training here, after a minibatch or within an evaluation; only the model is left to write.
-    pub(crate) fn stop(&mut self, restore: bool) {
+    pub fn stop(&mut self, restore: bool) {
         self.stage = if restore { Stage::Restore } else { Stage::Write };
     }
 
     /// Leaves a waiting stage.
-    pub(crate) fn waited(&mut self, stopped: bool) {
+    pub fn waited(&mut self, stopped: bool) {
         match self.stage {
             Stage::Restore if stopped => self.stage = Stage::Write,
             Stage::Restore => self.final_test(),
@@ -348,60 +360,59 @@ impl Cursor {
     }
 
     /// Estimated seconds of compute that is not claimed yet.
-    pub(crate) fn remaining_s(&self, costs: &CostModel) -> f64 {
-        let begun = self.replicas_in_group();
-        let others = begun.iter().skip(1).filter_map(|replica| self.replicas[*replica].as_ref());
-        others.fold(costs.remaining_s(&self.left()), |sum, begun| sum + costs.remaining_s(&begun.left()))
+    pub fn remaining_s(&self, costs: &CostModel) -> f64 {
+        let first = self.first_in_group();
+        let next = if first.is_none() { self.next_group() } else { None };
+        let of_first = first.and_then(|replica| self.replicas[replica].as_ref()).or(next.as_ref());
+        let others = self.replicas.iter().enumerate().filter(|(replica, _)| Some(*replica) != first);
+        let others = others.filter_map(|(_, of)| of.as_ref());
+        others
+            .fold(costs.remaining_s(&self.left_with(of_first)), |sum, of| sum + costs.remaining_s(&of.left()))
     }
 
     /// Work that is not claimed yet, without that in microbatch groups in flight other than the first.
-    pub(crate) fn left(&self) -> WorkLeft {
+    pub fn left(&self) -> WorkLeft {
+        self.left_with(self.first_in_group().and_then(|replica| self.replicas[replica].as_ref()))
+    }
+
+    /// The work left in this microbatch group, in flight or the next one, and in all that have not started.
+    fn left_with(&self, group: Option<&GroupProgress>) -> WorkLeft {
         let p = &self.program;
-        let first = self.replicas_in_group().first().and_then(|replica| self.replicas[*replica].as_ref());
-        let begun = first.map(GroupProgress::left).unwrap_or_default();
+        let begun = group.map(GroupProgress::left).unwrap_or_default();
+        let begun_until = group.map_or(0, |group| group.microbatch_passes.end);
         let with = |microbatch_passes, evaluations| WorkLeft { microbatch_passes, evaluations, ..begun };
         let in_rounds = |kind| if p.has_rounds(kind) { p.first_round().all() } else { 0 };
         // Microbatches or batches of this stage that are in no microbatch group yet, and those of later rounds.
-        let not_begun = self.until.saturating_sub(self.stage.microbatch_pass());
+        let not_begun = self.until.saturating_sub(self.stage.microbatch_pass().max(begun_until));
         let here = match self.stage {
             Stage::Round { .. } => self.round.later,
             Stage::Evaluate { rounds: true, .. } => not_begun + self.round.later,
             Stage::Evaluate { kind, .. } => not_begun + in_rounds(kind),
             _ => not_begun,
         } as u64;
-        let later = |step: usize| (p.steps - step.min(p.steps)) as u64 * p.microbatches as u64;
-        let validation =
-            p.validation + if p.validation > 0 { in_rounds(EvaluationKind::Validation) } else { 0 };
-        let at_the_end = if p.evaluations.is_empty() { validation } else { 0 };
-        let final_evaluations = (at_the_end + p.test) as u64;
-        // Evaluations during training, and those of minibatches from `from` on.
-        let during = |step: usize, from: usize| {
-            let measured = if p.reads_statistic && p.microbatches > 1 { later(from) } else { 0 };
-            (p.evaluations.left(step, p.steps) * validation) as u64 + measured
+        let later = |step: usize| p.microbatches_from(step);
+        // The evaluations after this stage, and those of minibatches from `from` on.
+        let after = |from: usize| {
+            let measured = if p.reads_statistic && p.microbatches.each > 1 { later(from) } else { 0 };
+            let (count, batches) = p.evaluations.later(self.step);
+            // Rounds follow each evaluation on the validation data.
+            let count = if p.validation > 0 { count + usize::from(p.evaluations.is_empty()) } else { 0 };
+            let rounds = count * in_rounds(EvaluationKind::Validation);
+            batches + measured + (rounds + p.final_batches()) as u64
         };
         match self.stage {
-            Stage::Measure { .. } => {
-                with(later(self.step), here + final_evaluations + during(self.step, self.step + 1))
-            }
-            Stage::Train { .. } => {
-                let evaluations = final_evaluations + during(self.step, self.step + 1);
-                with(later(self.step + 1) + here, evaluations)
-            }
+            Stage::Measure { .. } => with(later(self.step), here + after(self.step + 1)),
+            Stage::Train { .. } => with(later(self.step + 1) + here, after(self.step + 1)),
             Stage::Evaluate { kind, .. } | Stage::Round { kind } => {
                 let after = match kind {
-                    EvaluationKind::Initial | EvaluationKind::Periodic => {
-                        final_evaluations + during(self.step, self.step)
-                    }
+                    EvaluationKind::Initial | EvaluationKind::Periodic => after(self.step),
                     EvaluationKind::Validation => p.test as u64,
                     EvaluationKind::Test => 0,
                 };
                 with(later(self.step), here + after)
             }
             // Other tasks may evaluate the remaining batches.
-            Stage::Shared => {
-                let evaluations = final_evaluations + during(self.step, self.step);
-                WorkLeft { microbatch_passes: later(self.step), evaluations, ..WorkLeft::default() }
-            }
+            Stage::Shared => with(later(self.step), after(self.step)),
             Stage::Restore => WorkLeft { evaluations: p.test as u64, ..WorkLeft::default() },
             Stage::Write | Stage::Finished => WorkLeft::default(),
         }
@@ -410,7 +421,7 @@ impl Cursor {
     /// Estimated seconds of the task's own compute until an unclaimed shard task reads the current version of a
     /// shard's parameters; `None` if they are stepped before (`trained` ones are, at the end of a minibatch) or never
     /// read again.
-    pub(crate) fn until_read_s(&self, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
+    pub fn until_read_s(&self, costs: &CostModel, shard: usize, trained: bool) -> Option<f64> {
         let start = match self.stage {
             Stage::Shared if self.program.measured_of(self.step) == 0 => {
                 Some(ShardTaskKind::training_start(self.program.shards))
@@ -453,7 +464,7 @@ impl Cursor {
             Stage::Measure { .. } => trains,
             Stage::Train { .. } if end < self.until => trains,
             Stage::Train { .. } if trained => None,
-            Stage::Train { .. } if p.evaluates_after(self.step + 1) => evaluates,
+            Stage::Train { .. } if p.evaluations.batches_after(self.step + 1) > 0 => evaluates,
             Stage::Train { .. } if self.step + 1 < p.steps => starts(self.step + 1),
             Stage::Train { .. } => evaluates.filter(|_| p.validation + p.test > 0),
             Stage::Evaluate { .. } if end < self.until => evaluates,
@@ -466,26 +477,19 @@ impl Cursor {
         }
     }
 
-    fn pass_start(&self) -> (ShardTaskKind, usize) {
-        match self.stage {
-            Stage::Train { .. } => ShardTaskKind::training_start(self.program.shards),
-            _ => ShardTaskKind::evaluation_start(),
-        }
-    }
-
     fn enter(&mut self, stage: Stage) {
         self.stage = stage;
         self.replicas.iter_mut().for_each(|replica| *replica = None);
         let (p, first) = (&self.program, self.stage.microbatch_pass());
         self.until = match stage {
-            Stage::Measure { .. } | Stage::Train { .. } => p.microbatches_of(self.step),
+            Stage::Measure { .. } | Stage::Train { .. } => p.microbatches.of(self.step),
             // In a shared evaluation the task takes one batch at a time.
             Stage::Evaluate { kind, .. } if p.shares(kind) => first + 1,
             Stage::Evaluate { rounds: true, .. } => self.round.here,
             Stage::Evaluate { kind, batch, .. } => {
                 self.evaluated = batch;
                 // The checkpoint of another task may name a batch that does not exist; it is refused later.
-                p.batches(kind).max(first + 1)
+                p.batches(kind, self.step).max(first + 1)
             }
             Stage::Shared | Stage::Round { .. } | Stage::Restore | Stage::Write | Stage::Finished => 0,
         };
@@ -503,14 +507,7 @@ impl Cursor {
             Stage::Measure { .. } => self.enter(Stage::Train { microbatch: 0 }),
             Stage::Train { .. } => {
                 self.step += 1;
-                match self.program.evaluates_after(self.step) {
-                    true => self.enter(Stage::Evaluate {
-                        kind: EvaluationKind::Periodic,
-                        batch: 0,
-                        rounds: false,
-                    }),
-                    false => self.after_minibatches(),
-                }
+                self.after_minibatch();
             }
             Stage::Evaluate { kind, .. } if self.program.shares(kind) => self.stage = Stage::Shared,
             Stage::Evaluate { kind, .. } if self.program.has_rounds(kind) => {
@@ -518,6 +515,15 @@ impl Cursor {
             }
             Stage::Evaluate { kind, .. } => self.after_evaluation(kind),
             waiting => self.stage = waiting,
+        }
+    }
+
+    /// Enters the evaluation after the minibatches so far, or else what follows.
+    fn after_minibatch(&mut self) {
+        let kind = EvaluationKind::Periodic;
+        match self.program.evaluations.batches_after(self.step) {
+            0 => self.after_minibatches(),
+            _ => self.enter(Stage::Evaluate { kind, batch: 0, rounds: false }),
         }
     }
 
@@ -533,7 +539,7 @@ impl Cursor {
         let p = &self.program;
         if self.step < p.steps {
             self.enter(p.minibatch_start(self.step));
-        } else if !p.evaluations.is_empty() && p.validation > 0 && p.steps > 0 {
+        } else if !p.evaluations.is_empty() && p.validation > 0 {
             self.stage = Stage::Restore;
         } else if p.validation > 0 {
             self.enter(Stage::Evaluate { kind: EvaluationKind::Validation, batch: 0, rounds: false });
@@ -556,9 +562,8 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{MicrobatchGroup, MicrobatchPass};
+    use super::super::{EvaluationPoints, MicrobatchGroup, MicrobatchPass, Microbatches};
     use super::*;
-    use hydra_core::Evaluations;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -567,9 +572,8 @@ mod tests {
             shards: 3,
             first_trained: 0,
             steps: 3,
-            epoch: 2,
-            microbatches: 2,
-            last_microbatches: 1,
+            microbatches: Microbatches { each: 2, last: 1, epoch: 2 },
+            counts_full: true,
             reads_statistic: false,
             microbatch_group: MicrobatchGroup::ONE,
             validation: 2,
@@ -578,8 +582,17 @@ mod tests {
             initial_validation: true,
             replicas: 1,
             shared: false,
-            evaluations: Evaluations::default(),
+            evaluations: EvaluationPoints::default(),
         }
+    }
+
+    fn full(each: usize) -> Microbatches {
+        Microbatches { each, last: each, epoch: 1 }
+    }
+
+    /// Evaluations after two and three minibatches.
+    fn twice() -> EvaluationPoints {
+        EvaluationPoints::new([(2, 2), (3, 2)])
     }
 
     fn round(here: usize, later: usize) -> RoundBatches {
@@ -681,8 +694,7 @@ mod tests {
 
     #[test]
     fn evaluations_during_and_after_training_go_on_in_rounds() {
-        let evaluations = Evaluations::new(Some(2), vec![]);
-        let p = Program { evaluations, rounds: Some(round(1, 0)), shards: 1, ..program() };
+        let p = Program { evaluations: twice(), rounds: Some(round(1, 0)), shards: 1, ..program() };
         let mut cursor = Cursor::new(p.clone());
         let (mut log, mut rounds) = (Vec::new(), 0);
         while cursor.stage() != Stage::Finished {
@@ -733,8 +745,7 @@ mod tests {
         let microbatch_group = MicrobatchGroup { microbatches: 2, batches: 3 };
         let five = Program {
             steps: 1,
-            epoch: 9,
-            microbatches: 5,
+            microbatches: full(5),
             microbatch_group,
             validation: 4,
             test: 0,
@@ -762,8 +773,7 @@ mod tests {
     fn what_is_left_of_a_group_counts_down_by_one_shard_task_each() {
         for (microbatches, batches) in [(1, 1), (2, 2), (3, 1), (9, 9)] {
             let p = Program {
-                microbatches: 3,
-                last_microbatches: 3,
+                microbatches: full(3),
                 microbatch_group: MicrobatchGroup { microbatches, batches },
                 ..program()
             };
@@ -786,7 +796,7 @@ mod tests {
         let costs = CostModel::new(one.clone(), one.clone(), one).unwrap();
         let p = Program {
             steps: 2,
-            epoch: 9,
+            microbatches: full(2),
             initial_validation: false,
             microbatch_group: MicrobatchGroup::ONE,
             ..program()
@@ -806,8 +816,7 @@ mod tests {
 
     #[test]
     fn periodic_evaluation_ends_in_a_restore() {
-        let log = run(Cursor::new(Program { evaluations: Evaluations::new(Some(2), vec![]), ..program() }))
-            .join(" ");
+        let log = run(Cursor::new(Program { evaluations: twice(), ..program() })).join(" ");
         assert!(log.ends_with("e0@3 e1@3 e2@3 e0@3 e1@3 e2@3 Restore e0@3 e1@3 e2@3 Write"), "{log}");
         assert_eq!(log.matches("e0@2").count(), 2);
     }
@@ -817,8 +826,7 @@ mod tests {
         let frozen =
             run(Cursor::new(Program { first_trained: 1, steps: 1, validation: 0, test: 0, ..program() }));
         assert_eq!(frozen[..4], ["f0@0", "f1@0", "b2@0", "b1@0"]);
-        let one =
-            Program { shards: 1, steps: 2, epoch: 5, microbatches: 1, validation: 0, test: 0, ..program() };
+        let one = Program { shards: 1, steps: 2, microbatches: full(1), validation: 0, test: 0, ..program() };
         assert_eq!(run(Cursor::new(one)), ["b0@0", "b0@1", "Write"]);
     }
 
@@ -866,7 +874,7 @@ mod tests {
             microbatch_group,
             1..5_usize,
             (0..5_usize, 0..3_usize),
-            (prop::option::of(1..3_usize), prop::collection::vec(1..5_usize, 0..3)),
+            prop::collection::btree_set(1..4_usize, 0..3),
         )
             .prop_map(
                 |(
@@ -875,18 +883,23 @@ mod tests {
                     microbatch_group,
                     replicas,
                     (validation, test),
-                    (every, at),
+                    evaluated,
                 )| {
                     Program {
                         shards,
                         first_trained,
-                        microbatches,
-                        last_microbatches: microbatches.div_ceil(2),
+                        microbatches: Microbatches {
+                            each: microbatches,
+                            last: microbatches.div_ceil(2),
+                            epoch: 2,
+                        },
                         microbatch_group,
                         replicas,
                         validation,
                         test,
-                        evaluations: Evaluations::new(every, at),
+                        evaluations: EvaluationPoints::new(
+                            evaluated.into_iter().map(|after| (after, validation)),
+                        ),
                         ..program()
                     }
                 },
