@@ -106,7 +106,6 @@ impl TrainTask {
                 last: spec.accumulate.clamp(1, last.max(1)),
                 epoch: items.div_ceil(spec.batch).max(1),
             },
-            counts_full: true,
             reads_statistic: self.chain.objective().statistic() == Statistic::OfOutputs,
             microbatch_group,
             replicas: 1,

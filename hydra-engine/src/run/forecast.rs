@@ -585,7 +585,6 @@ mod tests {
             first_trained: 0,
             steps: 5,
             microbatches: Microbatches { each: 1, last: 1, epoch: 5 },
-            counts_full: true,
             reads_statistic: false,
             microbatch_group: hydra_sched::program::MicrobatchGroup::ONE,
             validation: 3,

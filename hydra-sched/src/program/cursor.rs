@@ -393,12 +393,11 @@ impl Cursor {
         let later = |step: usize| p.microbatches_from(step);
         // The evaluations after this stage, and those of minibatches from `from` on.
         let after = |from: usize| {
-            let measured = if p.reads_statistic && p.microbatches.each > 1 { later(from) } else { 0 };
             let (count, batches) = p.evaluations.later(self.step);
             // Rounds follow each evaluation on the validation data.
             let count = if p.validation > 0 { count + usize::from(p.evaluations.is_empty()) } else { 0 };
             let rounds = count * in_rounds(EvaluationKind::Validation);
-            batches + measured + (rounds + p.final_batches()) as u64
+            batches + p.measured_from(from) + (rounds + p.final_batches()) as u64
         };
         match self.stage {
             Stage::Measure { .. } => with(later(self.step), here + after(self.step + 1)),
@@ -573,7 +572,6 @@ mod tests {
             first_trained: 0,
             steps: 3,
             microbatches: Microbatches { each: 2, last: 1, epoch: 2 },
-            counts_full: true,
             reads_statistic: false,
             microbatch_group: MicrobatchGroup::ONE,
             validation: 2,
@@ -653,7 +651,7 @@ mod tests {
         assert!(cursor.at_minibatch_start() && cursor.stage() == start);
         assert_eq!(
             cursor.left(),
-            WorkLeft { microbatch_passes: 6, evaluations: 6 + 3, ..WorkLeft::default() }
+            WorkLeft { microbatch_passes: 5, evaluations: 4 + 3, ..WorkLeft::default() }
         );
         let log = run(cursor.clone()).join(" ");
         // The last minibatch of an epoch has one microbatch, which knows all of it.

@@ -52,6 +52,15 @@ impl Microbatches {
         if step % self.epoch == self.epoch - 1 { self.last } else { self.each }
     }
 
+    /// Those that are measured before they are trained, for a statistic of the whole minibatch. The only microbatch of a
+    /// minibatch knows it.
+    const fn measured(self) -> Self {
+        const fn several(count: usize) -> usize {
+            if count > 1 { count } else { 0 }
+        }
+        Self { each: several(self.each), last: several(self.last), epoch: self.epoch }
+    }
+
     /// Those of the first `steps` minibatches.
     pub fn before(self, steps: usize) -> u64 {
         let fewer = (steps / self.epoch) as u128 * self.each.saturating_sub(self.last) as u128;
@@ -118,8 +127,6 @@ pub struct Program {
     pub steps: usize,
     /// The microbatches of minibatches.
     pub microbatches: Microbatches,
-    /// Whether the work left counts each later minibatch as a full one, also the last of an epoch.
-    pub counts_full: bool,
     /// Whether the loss reads a statistic of the outputs of the whole minibatch.
     pub reads_statistic: bool,
     /// The largest microbatch group in training and in evaluations; at least one.
@@ -144,8 +151,7 @@ pub struct Program {
 impl Program {
     /// The microbatches of the minibatch `step` that are evaluated before it is trained: all of them, or none.
     pub fn measured_of(&self, step: usize) -> usize {
-        // The only microbatch knows the whole minibatch.
-        Some(self.microbatches.of(step)).filter(|count| self.reads_statistic && *count > 1).unwrap_or(0)
+        if self.reads_statistic { self.microbatches.measured().of(step) } else { 0 }
     }
 
     /// The stage at which the minibatch `step` starts.
@@ -241,10 +247,15 @@ impl Program {
 
     /// The microbatches of the minibatches from `step` on.
     pub(super) fn microbatches_from(&self, step: usize) -> u64 {
-        let step = step.min(self.steps);
-        match self.counts_full {
-            true => (self.steps - step) as u64 * self.microbatches.each as u64,
-            false => self.microbatches.before(self.steps) - self.microbatches.before(step),
-        }
+        self.sum_from(self.microbatches, step)
+    }
+
+    /// Those of them that are measured before they are trained.
+    pub(super) fn measured_from(&self, step: usize) -> u64 {
+        if self.reads_statistic { self.sum_from(self.microbatches.measured(), step) } else { 0 }
+    }
+
+    fn sum_from(&self, microbatches: Microbatches, step: usize) -> u64 {
+        microbatches.before(self.steps) - microbatches.before(step.min(self.steps))
     }
 }

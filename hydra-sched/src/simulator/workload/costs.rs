@@ -174,7 +174,6 @@ impl TaskCost {
             first_trained: self.first_trained,
             steps: self.minibatches as usize,
             microbatches: self.microbatches(),
-            counts_full: false,
             reads_statistic: false,
             microbatch_group: MicrobatchGroup {
                 microbatches: self.microbatch_group.min(self.microbatches) as usize,
