@@ -12,6 +12,7 @@ import torch
 
 from hydra_train._errors import UsageError
 from hydra_train.torch._chain import Chain
+from hydra_train.torch._head import causal_loss, in_chunks, is_plain, loss_of
 from hydra_train.torch._memory import name_of
 
 
@@ -55,13 +56,33 @@ def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **sett
     name = next(name for name, each in model.named_children() if each is inner)
     ends = family.part(inner, [], inner.config, False, ends=True)
     head = _shallow(model, {name: _WithoutIds(ends) if by_ids else ends})
-    cut.append(_Part(head, hidden, [], False, options))
     names = ["embed", *(f"block{at}" for at in range(len(blocks))), "head"]
     causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": given, "loss": _own_loss}
     defaults["loss_targets"] = _predicted_tokens if causal else _labelled
-    _check_cut(given, model, cut, inputs, options, _unknown_to(family, inner))
-    return Chain(dict(zip(names, cut)), inputs=inputs, **(defaults | settings))
+    heads = [head] if "loss" in settings else [*_by_chunks(head, bool(settings.get("metrics"))), head]
+    for each in heads:
+        parts = [*cut, _Part(each, hidden, [], False, options)]
+        try:
+            _check_cut(given, model, parts, inputs, options, _unknown_to(family, inner))
+            break
+        except UsageError:
+            # A model that changes its logits between its head and its loss has all of them in memory.
+            if each is head:
+                raise
+    return Chain(dict(zip(names, parts)), inputs=inputs, **(defaults | settings))
+
+
+def _by_chunks(model: torch.nn.Module, keeps_logits: bool) -> list[torch.nn.Module]:
+    """Returns a language model whose loss is computed from chunks of its logits, if its head and its loss are common ones."""
+    find: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = find()
+    path = next((at for at, each in model.named_modules() if each is head), "")
+    if not path or not is_plain(head) or loss_of(model) != "ForCausalLMLoss":
+        return []
+    chunked = _shallow(model, {path: in_chunks(head, keeps_logits)})
+    chunked.__dict__["_loss_function"] = causal_loss
+    return [chunked]
 
 
 def _not_built_so(model: torch.nn.Module, inner: torch.nn.Module) -> UsageError:
