@@ -22,10 +22,11 @@ def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **sett
     The parts run the model's own code. Their loss is compared with the model's for one batch, in an evaluation and in training, and
     a model for which it differs is refused.
 
-    :param model: a model with a head and a loss, of a class that is built like those of Llama, Phi, GPT-2, BERT, DistilBERT or ViT, or
-        such a model with adapters of PEFT in its layers. ``load`` gives the same kind of model.
-    :param inputs: the arguments of the model that a batch has; `labels` must be one. By default ``input_ids``, ``attention_mask`` and
-        ``labels``, or for a model of images ``pixel_values`` and ``labels``.
+    :param model: a model with a head and a loss, of a class that is built like those of Llama, Phi, GPT-2, BERT, DistilBERT, T5's encoder
+        or ViT, or such a model with adapters of PEFT in its layers. With ``loss`` it may have no head. ``load`` gives the same kind of
+        model.
+    :param inputs: the arguments of the model that a batch has; `labels` must be one if the model has a head. By default ``input_ids``,
+        ``attention_mask`` and ``labels``, or for a model of images ``pixel_values`` and ``labels``.
     :param settings: other settings of ``Chain``. Functions of ``loss`` and ``metrics`` get the model's outputs, such as
         ``outputs.logits``; the loss is the model's own by default.
     """
@@ -34,13 +35,15 @@ def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **sett
         model = model.get_base_model()
     inner = getattr(model, "base_model", model)
     family = next((each for each in _FAMILIES if each.fits(inner)), None)
-    if family is None or inner is model:
+    has_head = inner is not model
+    if family is None or not (has_head or "loss" in settings):
         raise _not_built_so(model, inner)
     main = str(getattr(model, "main_input_name", "input_ids"))
     if inputs is None:
-        inputs = [main, *(["attention_mask"] if main == "input_ids" else []), "labels"]
-    if "labels" not in inputs or inputs[0] != main:
-        raise UsageError(f"`inputs` begins with {main} and has labels, found {', '.join(inputs)}", keyword="model")
+        inputs = [main, *(["attention_mask"] if main == "input_ids" else []), *(["labels"] if has_head else [])]
+    if ("labels" in inputs) != has_head or inputs[0] != main:
+        of_labels = "has labels" if has_head else "has no labels, because the model has no head"
+        raise UsageError(f"`inputs` begins with {main} and {of_labels}, found {', '.join(inputs)}", keyword="model")
     # The heads of classifiers on decoders look for the last token that is no padding.
     by_ids = type(model).__name__.endswith("ForSequenceClassification") and family.is_decoder
     after = [key for key in inputs if key in ("attention_mask", "labels") or (by_ids and key == "input_ids")]
@@ -53,13 +56,15 @@ def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **sett
         config = copy.copy(inner.config)
         config.__dict__.update({"layer_types": [kinds[at]]} if kinds else {})
         cut.append(_Part(family.part(inner, [block], config, False), hidden, after, True, options))
-    name = next(name for name, each in model.named_children() if each is inner)
-    ends = family.part(inner, [], inner.config, False, ends=True)
-    head = _shallow(model, {name: _WithoutIds(ends) if by_ids else ends})
+    head = ends = family.part(inner, [], inner.config, False, ends=True)
+    if has_head:
+        name = next(name for name, each in model.named_children() if each is inner)
+        head = _shallow(model, {name: _WithoutIds(ends) if by_ids else ends})
     names = ["embed", *(f"block{at}" for at in range(len(blocks))), "head"]
     causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
     defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": given, "loss": _own_loss}
-    defaults["loss_targets"] = _predicted_tokens if causal else _labelled
+    if has_head:
+        defaults["loss_targets"] = _predicted_tokens if causal else _labelled
     heads = [head] if "loss" in settings else [*_by_chunks(head, bool(settings.get("metrics"))), head]
     for each in heads:
         parts = [*cut, _Part(each, hidden, [], False, options)]
@@ -90,7 +95,7 @@ def _not_built_so(model: torch.nn.Module, inner: torch.nn.Module) -> UsageError:
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         met = "it has an encoder and a decoder"
     elif inner is model:
-        met = "it has no head, which computes a loss from `labels`"
+        met = "it has no head, which computes a loss from `labels`, and there is no `loss`, a function of its outputs and the batch"
     else:
         met = f"its {type(inner).__name__} has {', '.join(f'`{name}`' for name, _ in inner.named_children())}"
     return UsageError(
@@ -106,7 +111,7 @@ def _unknown_to(family: _Family, inner: torch.nn.Module) -> str:
     found = []
     if getattr(inner.config, "output_router_logits", False):
         found.append("its configuration has `output_router_logits=True`, for a loss of the routers of all blocks, expected False")
-    known = [family.blocks, *family.embeddings, *family.before, *family.after]
+    known = [family.blocks, *family.embeddings, *family.before, *family.after, *family.unused]
     names = [name for name, _ in inner.named_parameters() if not any(f"{name}.".startswith(f"{path}.") for path in known)]
     others = dict.fromkeys(name.rpartition(".")[0] or name for name in names)
     if others:
@@ -120,7 +125,8 @@ def _unknown_to(family: _Family, inner: torch.nn.Module) -> str:
 class _Family:
     """Where a model of Transformers has its blocks, what makes their input, and what follows them.
 
-    A model may lack what is ``before`` the blocks, between the embeddings and them, and what is ``after`` them.
+    A model may lack what is ``before`` the blocks, between the embeddings and them, and what is ``after`` them. The ``dropout`` follows
+    both the embeddings and what is after the blocks. No forward calls what is ``unused``.
     """
 
     def __init__(
@@ -129,8 +135,11 @@ class _Family:
         embeddings: Mapping[str, Callable[[], torch.nn.Module]],
         before: Sequence[str] = (),
         after: Sequence[str] = (),
+        dropout: str | None = None,
+        unused: Sequence[str] = (),
     ) -> None:
         self.blocks, self.embeddings, self.before, self.after = blocks, embeddings, before, after
+        self.dropout, self.unused = dropout, unused
 
     @property
     def is_decoder(self) -> bool:
@@ -138,6 +147,8 @@ class _Family:
 
     def fits(self, inner: torch.nn.Module) -> bool:
         paths = [self.blocks, *self.embeddings]
+        if self.blocks.startswith("encoder.") and isinstance(getattr(inner, "decoder", None), torch.nn.Module):
+            return False
         try:
             return all(isinstance(inner.get_submodule(path), torch.nn.Module) for path in paths)
         except AttributeError:
@@ -147,15 +158,37 @@ class _Family:
         self, inner: torch.nn.Module, blocks: list[torch.nn.Module], config: Any, embeds: bool, ends: bool = False
     ) -> torch.nn.Module:
         """Returns the model with these blocks, with its embeddings if it ``embeds``, and with what follows them if it ``ends``."""
+        blocks = [_with_positions(block, inner.get_submodule(self.blocks)) for block in blocks]
         changed: dict[str, torch.nn.Module | None] = {self.blocks: torch.nn.ModuleList(blocks)}
+        changed |= {path: torch.nn.Identity() for path in self.unused}
         if not embeds:
             changed |= {path: make() for path, make in self.embeddings.items()}
             changed |= {path: torch.nn.Identity() for path in self.before}
         if not ends:
             changed |= {path: None if path == "pooler" else torch.nn.Identity() for path in self.after}
+        if self.dropout is not None:
+            dropout = inner.get_submodule(self.dropout)
+            followed = [*(self.embeddings if embeds else ()), *(self.after if ends else ())]
+            changed |= {path: torch.nn.Sequential(inner.get_submodule(path), dropout) for path in followed}
+            changed[self.dropout] = torch.nn.Identity()
         part = _shallow(inner, changed)
         part.config = config
         return part
+
+
+def _with_positions(block: torch.nn.Module, blocks: Any) -> torch.nn.Module:
+    """Returns a block that computes its relative positions, which those of T5 get from the first one, with the same parameter."""
+    at = "layer.0.SelfAttention"
+    try:
+        attention, first = block.get_submodule(at), blocks[0].get_submodule(at)
+    except AttributeError:
+        return block
+    if getattr(attention, "has_relative_attention_bias", True):
+        return block
+    attention = _shallow(attention, {})
+    attention._modules["relative_attention_bias"] = first.relative_attention_bias
+    attention.__dict__["has_relative_attention_bias"] = True
+    return _shallow(block, {at: attention})
 
 
 class _WithoutIds(torch.nn.Module):
@@ -192,6 +225,13 @@ _FAMILIES = [
     _Family("layers", {"embed_tokens": _Given}, before=["embed_dropout"], after=["norm", "final_layernorm"]),
     _Family("layers", {"embed_in": _Given}, before=["emb_dropout"], after=["final_layer_norm"]),
     _Family("h", {"wte": _Given, "wpe": _Zero, "drop": torch.nn.Identity}, after=["ln_f"]),
+    _Family(
+        "encoder.block",
+        {"encoder.embed_tokens": _Given},
+        after=["encoder.final_layer_norm"],
+        dropout="encoder.dropout",
+        unused=["shared"],
+    ),
     _Family("encoder.layer", {"embeddings": _Given}, after=["layernorm", "pooler"]),
     _Family("layers", {"embeddings": _Given}, after=["layernorm", "final_norm", "pooler"]),
     _Family("transformer.layer", {"embeddings": _Given}),
@@ -227,7 +267,7 @@ def _shallow(module: torch.nn.Module, changed: Mapping[str, torch.nn.Module | No
     for path, replacement in changed.items():
         first, _, rest = path.partition(".")
         if first in other._modules:
-            other._modules[first] = _shallow(module.get_submodule(first), {rest: replacement}) if rest else replacement
+            other._modules[first] = _shallow(other.get_submodule(first), {rest: replacement}) if rest else replacement
     return other
 
 
@@ -254,7 +294,8 @@ def _check_cut(
             if expected is None:
                 raise UsageError(f"`{name}` cannot be cut: it returns no loss for `labels`", keyword="model")
             if not torch.allclose(found, expected, rtol=1e-5):
-                where = "in training the loss" if training else "the loss"
+                figure = "loss" if "labels" in inputs else "mean square of the hidden states"
+                where = f"in training the {figure}" if training else f"the {figure}"
                 raise UsageError(
                     f"`{name}` cannot be cut: {unknown_to_parts}{where} of its parts is {found}, and its own {expected}", keyword="model"
                 )
@@ -285,13 +326,14 @@ class _Whole(torch.nn.Module):
 
 
 def _loss(parts: Sequence[torch.nn.Module], tensors: Sequence[torch.Tensor], training: bool) -> Any:
-    """Returns the loss of parts that run one after the other, with the same draws for the same order of operations."""
+    """Returns the loss, or a figure of the hidden states, of parts that run one after the other, with the same draws for the same order of operations."""
     found: Any = tensors
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for part in parts:
             found = part.train(training)(*found)
-    return found.loss
+    # A model without a head returns hidden states.
+    return found.loss if "loss" in found or not hasattr(found, "last_hidden_state") else found.last_hidden_state.square().mean()
 
 
 def _example(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -89,8 +89,8 @@ def cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
 def rows_of(positions: int, weight: torch.Tensor) -> int:
     """Returns the number of positions of a chunk, which depends on the shapes alone."""
     vocabulary, width = int(weight.shape[0]), int(weight.shape[1])
-    most = max(1, width // PARTS, CHUNK // (vocabulary * weight.element_size()))
-    chunks = max(1, math.ceil(positions / most))
+    most: int = max(1, width // PARTS, CHUNK // (vocabulary * weight.element_size()))
+    chunks: int = max(1, math.ceil(positions / most))
     return max(1, math.ceil(positions / chunks))
 
 
