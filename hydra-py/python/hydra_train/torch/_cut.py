@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,15 +50,17 @@ def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **sett
     after = [key for key in inputs if key in ("attention_mask", "labels") or (by_ids and key == "input_ids")]
     hidden = ["inputs_embeds" if main == "input_ids" else main, *after]
     options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-    blocks = inner.get_submodule(family.blocks)
-    cut = [_Part(family.part(inner, [], inner.config, True), inputs, after, True, options)]
+    blocks, routers = inner.get_submodule(family.blocks), _routers_of(inner)
+    of_parts = options | ({"output_router_logits": False} if routers else {})
+    cut = [_Part(family.part(inner, [], inner.config, True), inputs, after, True, of_parts)]
     for at, block in enumerate(blocks):
         kinds = getattr(inner.config, "layer_types", None)
         config = copy.copy(inner.config)
         config.__dict__.update({"layer_types": [kinds[at]]} if kinds else {})
-        cut.append(_Part(family.part(inner, [block], config, False), hidden, after, True, options))
+        cut.append(_Part(family.part(inner, [block], config, False), hidden, after, True, of_parts, routers))
     head = ends = family.part(inner, [], inner.config, False, ends=True)
     if has_head:
+        ends = _WithRouters(ends) if routers else ends
         name = next(name for name, each in model.named_children() if each is inner)
         head = _shallow(model, {name: _WithoutIds(ends) if by_ids else ends})
     names = ["embed", *(f"block{at}" for at in range(len(blocks))), "head"]
@@ -65,9 +68,9 @@ def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **sett
     defaults: dict[str, Any] = {"name": type(model).__name__, "language_model": causal, "whole": given, "loss": _own_loss}
     if has_head:
         defaults["loss_targets"] = _predicted_tokens if causal else _labelled
-    heads = [head] if "loss" in settings else [*_by_chunks(head, bool(settings.get("metrics"))), head]
+    heads = [head] if "loss" in settings else [*_by_chunks(model, head, bool(settings.get("metrics"))), head]
     for each in heads:
-        parts = [*cut, _Part(each, hidden, [], False, options)]
+        parts = [*cut, _Part(each, hidden, [], False, options, routers)]
         try:
             _check_cut(given, model, parts, inputs, options, _unknown_to(family, inner))
             break
@@ -78,14 +81,14 @@ def chain(model: torch.nn.Module, *, inputs: Sequence[str] | None = None, **sett
     return Chain(dict(zip(names, parts)), inputs=inputs, **(defaults | settings))
 
 
-def _by_chunks(model: torch.nn.Module, keeps_logits: bool) -> list[torch.nn.Module]:
-    """Returns a language model whose loss is computed from chunks of its logits, if its head and its loss are common ones."""
+def _by_chunks(model: torch.nn.Module, last: torch.nn.Module, keeps_logits: bool) -> list[torch.nn.Module]:
+    """Returns the last part of a language model with a loss from chunks of its logits, if its head and its loss are common ones."""
     find: Any = getattr(model, "get_output_embeddings", lambda: None)
     head = find()
     path = next((at for at, each in model.named_modules() if each is head), "")
     if not path or not is_plain(head) or loss_of(model) != "ForCausalLMLoss":
         return []
-    chunked = _shallow(model, {path: in_chunks(head, keeps_logits)})
+    chunked = _shallow(last, {path: in_chunks(head, keeps_logits)})
     chunked.__dict__["_loss_function"] = causal_loss
     return [chunked]
 
@@ -109,7 +112,7 @@ def _not_built_so(model: torch.nn.Module, inner: torch.nn.Module) -> UsageError:
 def _unknown_to(family: _Family, inner: torch.nn.Module) -> str:
     """Returns what a model has that its parts do not compute, which is the likely cause if their loss differs."""
     found = []
-    if getattr(inner.config, "output_router_logits", False):
+    if getattr(inner.config, "output_router_logits", False) and _routers_of(inner) is None:
         found.append("its configuration has `output_router_logits=True`, for a loss of the routers of all blocks, expected False")
     known = [family.blocks, *family.embeddings, *family.before, *family.after, *family.unused]
     names = [name for name, _ in inner.named_parameters() if not any(f"{name}.".startswith(f"{path}.") for path in known)]
@@ -202,6 +205,48 @@ class _WithoutIds(torch.nn.Module):
         return self.inner(**{key: value for key, value in arguments.items() if key != "input_ids"})
 
 
+#: The class of the routers of a mixture of experts, and where their outputs have the logits.
+_Routers = tuple[type[torch.nn.Module], int]
+
+
+def _routers_of(inner: torch.nn.Module) -> _Routers | None:
+    """Returns the routers of a model whose loss has a part that is computed from their logits."""
+    recorded = getattr(type(inner), "_can_record_outputs", None) or {}
+    recorder = recorded.get("router_logits") if getattr(inner.config, "output_router_logits", False) else None
+    target = getattr(recorder, "target_class", None)
+    return (target, int(getattr(recorder, "index", 0))) if isinstance(target, type) else None
+
+
+@contextmanager
+def _recorded(model: torch.nn.Module, routers: _Routers | None) -> Iterator[list[torch.Tensor]]:
+    """Gives the logits of a model's routers in its forward."""
+    found: list[torch.Tensor] = []
+    handles = []
+    if routers is not None:
+        kind, at = routers
+        for each in model.modules():
+            if isinstance(each, kind):
+                handles.append(each.register_forward_hook(lambda _module, _arguments, outputs: found.append(outputs[at])))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _WithRouters(torch.nn.Module):
+    """The model below a head, which returns the logits of routers that it is given."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *given: Any, router_logits: Any, **arguments: Any) -> Any:
+        outputs = self.inner(*given, **(arguments | {"output_router_logits": False}))
+        outputs.router_logits = router_logits
+        return outputs
+
+
 class _Given(torch.nn.Module):
     """Embeddings that return what they are given."""
 
@@ -242,20 +287,29 @@ class _Part(torch.nn.Module):
     """A part of a model of Transformers, which passes on what the parts after it need."""
 
     def __init__(
-        self, model: torch.nn.Module, takes: Sequence[str], passes: Sequence[str], is_inner: bool, options: Mapping[str, Any]
+        self,
+        model: torch.nn.Module,
+        takes: Sequence[str],
+        passes: Sequence[str],
+        is_inner: bool,
+        options: Mapping[str, Any],
+        routers: _Routers | None = None,
     ) -> None:
         super().__init__()
         self.model, self.takes, self.passes, self.is_inner = model, list(takes), list(passes), is_inner
-        self.options = options
+        self.options, self.routers = options, routers
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         given = dict(zip(self.takes, tensors))
+        # The routers of each block add a tensor.
+        passed_on = tensors[len(self.takes) :]
         if not self.is_inner:
-            return self.model(**given, **self.options)
+            return self.model(**given, **self.options, **({"router_logits": passed_on} if self.routers else {}))
         others = {"labels", "input_ids"} if "inputs_embeds" in given else {"labels"}
         arguments = {key: value for key, value in given.items() if key not in others}
-        hidden = self.model(**arguments, **self.options).last_hidden_state
-        return (hidden, *(given[key] for key in self.passes))
+        with _recorded(self.model, self.routers) as logits:
+            hidden = self.model(**arguments, **self.options).last_hidden_state
+        return (hidden, *(given[key] for key in self.passes), *passed_on, *logits)
 
 
 def _shallow(module: torch.nn.Module, changed: Mapping[str, torch.nn.Module | None]) -> torch.nn.Module:

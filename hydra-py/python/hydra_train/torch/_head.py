@@ -65,6 +65,8 @@ class Logits:
 
 def causal_loss(logits: Any, labels: torch.Tensor, vocab_size: int, **others: Any) -> torch.Tensor:
     """Returns the loss ``ForCausalLMLoss`` of Transformers, by chunks if the logits are not computed yet."""
+    # The logits of routers have a loss of their own.
+    others.pop("router_logits", None)
     is_chunked = isinstance(logits, Logits) and vocab_size == len(logits.weight) and all(each is None for each in others.values())
     if not is_chunked:
         if isinstance(logits, Logits):
