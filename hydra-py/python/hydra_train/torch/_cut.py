@@ -262,7 +262,7 @@ class _Given(torch.nn.Module):
 class _Zero(torch.nn.Module):
     """Positions that add nothing."""
 
-    def forward(self, _: torch.Tensor) -> torch.Tensor:
+    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
         return torch.zeros(())
 
 
@@ -270,6 +270,12 @@ _FAMILIES = [
     _Family("layers", {"embed_tokens": _Given}, before=["embed_dropout"], after=["norm", "final_layernorm"]),
     _Family("layers", {"embed_in": _Given}, before=["emb_dropout"], after=["final_layer_norm"]),
     _Family("h", {"wte": _Given, "wpe": _Zero, "drop": torch.nn.Identity}, after=["ln_f"]),
+    _Family(
+        "decoder.layers",
+        {"decoder.embed_tokens": _Given, "decoder.embed_positions": _Zero},
+        before=["decoder.project_in"],
+        after=["decoder.final_layer_norm", "decoder.project_out"],
+    ),
     _Family(
         "encoder.block",
         {"encoder.embed_tokens": _Given},

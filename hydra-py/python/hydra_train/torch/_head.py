@@ -57,10 +57,17 @@ class ChunkedHead(torch.nn.Linear):
 
 
 class Logits:
-    """Logits that are not computed yet. A model that does anything to them but to pass them to its loss fails."""
+    """Logits that are not computed yet. A model that changes them before it passes them to its loss fails."""
 
     def __init__(self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.hidden, self.weight, self.bias = hidden, weight, bias
+
+    def contiguous(self) -> Logits:
+        return self
+
+    def float(self) -> Logits:
+        # They are of float32.
+        return self
 
 
 def causal_loss(logits: Any, labels: torch.Tensor, vocab_size: int, **others: Any) -> torch.Tensor:
