@@ -10,6 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hydra_train.torch._memory import gradient_in_place, is_in_place
+
 
 class Guard(TorchDispatchMode):
     """Sees every operation of a call on its thread.
@@ -41,7 +43,9 @@ class Guard(TorchDispatchMode):
             func, kwargs = self._drawing(func, args, kwargs)
         if writes:
             self._check_written(func, args, kwargs, writes)
-        result = func(*args, **kwargs)
+        # A backward has no generator.
+        is_of_embedding = func is torch.ops.aten.embedding_dense_backward.default and self.generator is None
+        result = _of_embedding(*args, **kwargs) if is_of_embedding else func(*args, **kwargs)
         if self.measured:
             self._count(result)
         return result
@@ -97,7 +101,8 @@ class Guard(TorchDispatchMode):
                         f"`{self.layer}` makes a tensor of layout {tensor.layout}, expected dense ones: omit `sparse=True` of embeddings"
                     )
                 storage = tensor.untyped_storage()
-                if storage.data_ptr() not in self.fixed:
+                # Rust counts its memory itself.
+                if storage.data_ptr() not in self.fixed and not is_in_place(tensor):
                     self.live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
         self.peak = max(self.peak, self.held())
 
@@ -105,6 +110,17 @@ class Guard(TorchDispatchMode):
         """Returns the bytes of the tensors that were made in the call and still exist."""
         self.live = {key: (weak, size) for key, (weak, size) in self.live.items() if not weak.expired()}
         return sum(size for _, size in self.live.values())
+
+
+def _of_embedding(gradient: Any, ids: Any, rows: int, padding: int, by_frequency: bool) -> Any:
+    """Returns the gradient of an embedding, to the same bits, in memory that is not copied to pass it on."""
+    if by_frequency or gradient.dtype != torch.float32:
+        return torch.ops.aten.embedding_dense_backward.default(gradient, ids, rows, padding, by_frequency)
+    found = gradient_in_place(gradient.new_empty((rows, gradient.shape[-1]), device="meta"))
+    found.index_add_(0, ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1]))
+    if 0 <= padding < rows:
+        found[padding].zero_()
+    return found
 
 
 #: The overload that takes a generator, for overloads of random operations that take none.

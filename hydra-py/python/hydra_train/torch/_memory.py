@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hydra_train import _native
 
@@ -13,6 +14,8 @@ from hydra_train import _native
 TYPES = {torch.float32: "float32", torch.int64: "int64", torch.int32: "int32", torch.bool: "bool"}
 #: Tensors that begin at other addresses are copied: the bits of some kernels depend on the alignment.
 ALIGN = 64
+#: The attribute of a tensor of PyTorch that is all of a memory of Rust.
+_MEMORY = "_hydra_memory"
 
 
 def type_names() -> str:
@@ -33,8 +36,29 @@ def memory_of(tensor: torch.Tensor) -> _native.Memory:
 
 
 def optional_memory(tensor: torch.Tensor | None) -> _native.Memory | None:
-    """Copies a tensor, if there is one. A count becomes a float: Rust has the masters of parameters and states as such."""
-    return None if tensor is None else memory_of(tensor.float())
+    """Copies a tensor, if there is one and it is not in Rust's memory.
+
+    A count becomes a float: Rust has the masters of parameters and states as such.
+    """
+    if tensor is None:
+        return None
+    known: _native.Memory | None = getattr(tensor, _MEMORY, None)
+    return memory_of(tensor.float()) if known is None else known
+
+
+def gradient_in_place(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns zeros for the gradient of a large parameter, in Rust's memory, where ``optional_memory`` leaves them without a copy."""
+    memory = _native.Memory(list(parameter.shape), TYPES[parameter.dtype])
+    # A guard would count the memory of PyTorch's.
+    with _disable_current_modes():
+        gradient = torch.from_numpy(numpy.asarray(memory))
+    setattr(gradient, _MEMORY, memory)
+    return gradient
+
+
+def is_in_place(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is a gradient in Rust's memory."""
+    return hasattr(tensor, _MEMORY)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
