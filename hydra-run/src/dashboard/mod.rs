@@ -3,7 +3,7 @@
 //! It never decides what is trained, and never writes into a run directory.
 //!
 //! One thread serves all connections. Every client that reaches the port can read; requests that change a run need the token,
-//! and requests from other sites are refused ([`guard`]). A slow connection occupies only its own slot ([`connections`]).
+//! and requests from other sites are refused (`guard`). A slow connection occupies only its own slot (`connections`).
 
 mod assets;
 mod connections;

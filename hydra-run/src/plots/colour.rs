@@ -52,7 +52,7 @@ pub struct Palette {
 }
 
 impl Default for Palette {
-    /// Uses [`CATEGORIES`].
+    /// Uses the colours of categories.
     fn default() -> Self {
         let colours = CATEGORIES.map(rgb).to_vec();
         Self { colours, entries: Vec::new(), texts: Vec::new(), written: String::new() }

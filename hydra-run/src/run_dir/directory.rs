@@ -67,7 +67,7 @@ pub(crate) const CONTROL: &str = "control.jsonl";
 /// The socket for run-control commands.
 pub const SOCKET: &str = "control.sock";
 
-/// The directory of one run. It is checked on construction; earlier contents are removed only by [`begin`](RunDir::begin).
+/// The directory of one run. It is checked on construction; earlier contents are removed only when a run begins.
 #[derive(Debug, Default)]
 pub struct RunDir {
     path: PathBuf,

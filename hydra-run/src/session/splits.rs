@@ -169,7 +169,7 @@ pub(super) fn counted(count: usize, what: &str) -> String {
 pub(super) const NAMES: usize = 6;
 
 /// Returns the requested context, if the model has enough positions, or the default: the model's positions for examples, and at
-/// most [`DEFAULT_CONTEXT`] tokens for text blocks.
+/// most `DEFAULT_CONTEXT` tokens for text blocks.
 pub fn context_of(positions: usize, asked: Option<usize>) -> Result<Context, Usage> {
     match asked {
         None => Ok(Context { block: positions.min(DEFAULT_CONTEXT), example: positions }),

@@ -12,8 +12,8 @@ pub const OUTPUT: &str = "Output";
 #[derive(Debug, Args)]
 #[command(next_help_heading = OUTPUT)]
 pub struct OutSettings {
-    /// Run directory [default: runs/<command>-<next unused number>]
-    #[arg(long, value_name = "DIR")]
+    /// The run directory.
+    #[arg(long, value_name = "DIR", help = "Run directory [default: runs/<command>-<next unused number>]")]
     pub(crate) out: Option<PathBuf>,
     /// Replace the run that the run directory holds
     #[arg(long)]
