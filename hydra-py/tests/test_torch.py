@@ -66,9 +66,15 @@ class Noise(nn.Module):
         return x[:, torch.randperm(x.shape[1])] + torch.randint(0, 3, (x.shape[1],))
 
 
-def plain_losses(parameters: Any, loss_of: Callable[[Any], Any], data: Any, steps: int = 6, lr: float = 0.1) -> list[float]:
+def sgd(parameters: Any, lr: float) -> Any:
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+
+
+def plain_losses(
+    parameters: Any, loss_of: Callable[[Any], Any], data: Any, steps: int = 6, lr: float = 0.1, optimizer_of: Callable[..., Any] = sgd
+) -> list[float]:
     """Trains with a loop of PyTorch, and returns the losses."""
-    optimizer, losses = torch.optim.SGD(parameters, lr=lr, momentum=0.9), []
+    optimizer, losses = optimizer_of(parameters, lr=lr), []
     for step in range(steps):
         loss = loss_of(torch.utils.data.default_collate(data[step * 4 : step * 4 + 4]))
         optimizer.zero_grad()

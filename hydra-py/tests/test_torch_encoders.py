@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
 transformers = pytest.importorskip("transformers", reason="Transformers is not installed here")
 
 from hydra_train.torch import chain  # noqa: E402
-from test_torch import PLAIN, tokens, trained  # noqa: E402
+from test_torch import PLAIN, plain_losses, tokens, trained  # noqa: E402
 
 T5: dict[str, Any] = {"vocab_size": 256, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_layers": 3, "num_heads": 4, "num_labels": 2}
 BERT: dict[str, Any] = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -41,20 +41,16 @@ def contrast(outputs: Any, batch: Any) -> Any:
     return ((mean @ mean.T) - (classes[:, None] == classes[None]).float()).square().mean()
 
 
-def plain_losses(kind: str) -> list[float]:
-    model, data, losses = model_of(kind).train(), data_of(kind), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    for step in range(4):
-        batch = torch.utils.data.default_collate(data[step * 4 : step * 4 + 4])
+def losses_in_pytorch(kind: str) -> list[float]:
+    model = model_of(kind).train()
+
+    def loss_of(batch: Any) -> Any:
         if kind.endswith("Classification"):
-            loss = model(**batch).loss
-        else:
-            loss = contrast(model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]), batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+            return model(**batch).loss
+        return contrast(model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]), batch)
+
+    # The weight decay is 0.01 by default.
+    return plain_losses(model.parameters(), loss_of, data_of(kind), 4, 1e-3, torch.optim.AdamW)
 
 
 @pytest.mark.parametrize("kind", ["T5ForTokenClassification", "UMT5ForTokenClassification", "T5EncoderModel", "UMT5EncoderModel", "BertModel"])
@@ -65,7 +61,7 @@ def test_encoders_train_as_in_pytorch_and_to_the_same_bits_when_cut(kind: str) -
         trained(chain(model_of(kind), **settings), data_of(kind), **(ADAMW | more)) for more in ({}, {"cuts": [1, 2, 4], "devices": "cpu:2x1"})
     )
     assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
-    assert whole.losses == pytest.approx(plain_losses(kind), rel=1e-5)
+    assert whole.losses == pytest.approx(losses_in_pytorch(kind), rel=1e-5)
     loaded, before = whole.load(), model_of(kind)
     assert type(loaded) is type(before)
     changed = [name for name, each in loaded.named_parameters() if not torch.equal(each, before.get_parameter(name))]

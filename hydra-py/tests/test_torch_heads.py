@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
 
 from hydra_train.torch import _head, chain  # noqa: E402
 from hydra_train.torch._guard import Guard  # noqa: E402
-from test_torch import tokens, trained, transformers_model  # noqa: E402
+from test_torch import plain_losses, tokens, trained, transformers_model  # noqa: E402
 
 functional = torch.nn.functional
 
@@ -106,14 +106,8 @@ def test_a_model_with_a_head_by_chunks_trains_as_in_pytorch(kind: str) -> None:
     settings: dict[str, Any] = {"lr": 0.01, "steps": 4, "weight_decay": 0}
     whole, cut = (trained(chain(model()), data, **settings, **more) for more in ({}, {"cuts": [1, 3], "devices": "cpu:2x1"}))
     assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
-    plain, losses = model().train(), []
-    optimizer = torch.optim.SGD([each for each in plain.parameters() if each.requires_grad], lr=0.01, momentum=0.9)
-    for step in range(4):
-        loss = plain(**torch.utils.data.default_collate(data[step * 4 : step * 4 + 4])).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    plain = model().train()
+    losses = plain_losses(plain.parameters(), lambda batch: plain(**batch).loss, data, 4, 0.01)
     assert whole.losses == pytest.approx(losses, rel=1e-5)
     if kind == "frozen":
         assert torch.equal(whole.load().lm_head.weight, model().lm_head.weight)

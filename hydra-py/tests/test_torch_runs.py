@@ -23,7 +23,7 @@ import numpy  # noqa: E402
 
 from conftest import until_end  # noqa: E402
 from hydra_train.torch import Chained, chain  # noqa: E402
-from test_torch import PLAIN, cross_entropy, normalized, perceptron, right, rows, tokens, trained, transformers_model  # noqa: E402
+from test_torch import PLAIN, cross_entropy, normalized, perceptron, plain_losses, right, rows, tokens, trained, transformers_model  # noqa: E402
 
 nn, functional = torch.nn, torch.nn.functional
 ADAMW: dict[str, Any] = PLAIN | {"optimizer": "adamw", "weight_decay": 0.01, "lr": 1e-3}
@@ -91,13 +91,8 @@ def test_more_models_train_as_in_pytorch_and_to_the_same_bits_when_cut(name: str
     assert whole.report["shards"] == 1 < cut.report["shards"]
     assert (whole.losses, whole.weights_sha256) == (cut.losses, cut.weights_sha256)
     plain = without_dropout(model_of(name)).train()
-    optimizer, losses = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01), []
-    for step in range(4):
-        loss = plain(**torch.utils.data.default_collate(data[step * 4 : step * 4 + 4])).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    # The weight decay is 0.01 by default.
+    losses = plain_losses(plain.parameters(), lambda batch: plain(**batch).loss, data, 4, 1e-3, torch.optim.AdamW)
     assert whole.losses == pytest.approx(losses, rel=1e-5)
     exact = without_dropout(model_of(name)).train()
     assert whole.losses == plain_loop(exact, lambda batch: exact(**batch).loss, data, [1e-3] * 4)

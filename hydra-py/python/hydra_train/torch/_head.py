@@ -87,7 +87,7 @@ def causal_loss(logits: Any, labels: torch.Tensor, vocab_size: int, **others: An
 
 
 def cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor) -> torch.Tensor:
-    """Returns the mean cross-entropy of ``hidden @ weight.T + bias`` with labels, some of which may be ignored.
+    """Returns the mean cross-entropy of ``hidden @ weight.T + bias`` with labels. Those of ``IGNORED`` have no loss.
 
     The logits exist for a chunk of positions at a time. The gradients are computed with them: their graph would keep all of them.
     """
