@@ -10,6 +10,9 @@ pub struct Evaluations {
 }
 
 impl Evaluations {
+    /// The largest number of evaluations of a task.
+    pub const MOST: usize = 1_000_000;
+
     /// Returns evaluations after every `every` minibatches, and after the minibatches in `at`.
     pub fn new(every: Option<usize>, mut at: Vec<usize>) -> Self {
         at.sort_unstable();

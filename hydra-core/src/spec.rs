@@ -87,6 +87,20 @@ impl TrainSpec {
         Evaluations::new(self.eval_every, self.eval_at.clone())
     }
 
+    /// Checks the number of these evaluations on a dataset of `items` items. Each takes a place in the plan of its task.
+    ///
+    /// # Errors
+    /// More than [`Evaluations::MOST`].
+    pub fn check_evaluations(&self, items: usize) -> Result<(), CoreError> {
+        let Some(every) = self.eval_every.filter(|every| *every > 0) else { return Ok(()) };
+        let evaluations = self.steps(items) / every;
+        if evaluations <= Evaluations::MOST {
+            return Ok(());
+        }
+        let found = format!("{every}, for {evaluations} evaluations");
+        Err(CoreError::Spec { name: "eval_every", found, expected: "at most 1000000 evaluations" })
+    }
+
     /// Returns whether the best weights of these evaluations are kept.
     pub fn keeps_best(&self) -> bool {
         self.eval_every.is_some() || !self.eval_at.is_empty()
@@ -264,5 +278,9 @@ mod tests {
         assert_eq!(spec(usize::MAX).steps(40), usize::MAX);
         assert!(spec(u32::MAX as usize).validate().is_ok());
         assert_eq!(spec(u32::MAX as usize).steps(16), 2 * u32::MAX as usize);
+        let evaluated = |every| TrainSpec { eval_every: Some(every), ..spec(2_000_000) };
+        assert!(evaluated(2).check_evaluations(8).is_ok());
+        let error = evaluated(1).check_evaluations(8).unwrap_err().to_string();
+        assert_eq!(error, "`eval_every` is 1, for 2000000 evaluations, expected at most 1000000 evaluations");
     }
 }

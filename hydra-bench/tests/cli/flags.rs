@@ -95,6 +95,11 @@ fn flags_that_do_not_go_together_are_usage_errors() {
     fails(&["--batch", "4", "--accumulate", "5"], 2, &["accumulate"]);
     fails(&["--steps", "18446744073709551615"], 2, &["--steps", "to 4294967295"]);
     fails(
+        &["train", "--steps", "4000000000", "--eval-every", "1000"],
+        2,
+        &["4000000 evaluations, expected at most 1000000", "pass a larger --eval-every"],
+    );
+    fails(
         &["partition", "--batch", "2", "--accumulate", "3"],
         2,
         &["--accumulate must be between 1 and --batch (2), got 3"],

@@ -28,6 +28,9 @@ fn check_data(task: &TrainTask) -> Result<(), EngineError> {
         let dataset = data.name().to_owned();
         return Err(EngineError::EmptyDataset { task: task.name.clone(), dataset });
     }
+    if !task.evaluate_only {
+        task.spec.check_evaluations(task.train.len())?;
+    }
     let draws_order = task.spec.shuffle && !task.evaluate_only;
     if draws_order && u32::try_from(task.train.len()).is_err() {
         let expected = "false for a dataset of more than 4294967295 items (the order of an epoch takes 8 bytes per item)";

@@ -170,7 +170,11 @@ impl TaskMaker {
 
     /// Returns the training specification of a configuration.
     pub(crate) fn training(&self, spec: &RunSpec, one: &Configuration) -> Result<TrainSpec> {
-        Ok(spec.training.of(one, spec.model_of(one).seed, self.models[one.model].train.len())?)
+        let items = self.models[one.model].train.len();
+        let train = spec.training.of(one, spec.model_of(one).seed, items)?;
+        let checked = train.check_evaluations(items);
+        checked.map_err(|error| Usage::new(format!("{error}: pass a larger --eval-every")))?;
+        Ok(train)
     }
 
     /// Returns true if tasks generate texts at their evaluations.
