@@ -16,6 +16,7 @@ use crate::machine::kind;
 use crate::run_dir::{Journal, Merged, Report, is_taken, is_unfinished, read_report};
 use crate::session::{Environment, Registered};
 use crate::terminal::{Outcome, Show, log, panics};
+use hydra_spill::alloc::ReturnsFreed;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Once, OnceLock};
@@ -87,6 +88,8 @@ impl Running {
         };
         // The environment is dropped, with its reservation, before the end is published.
         drop((around, own));
+        // The program gets the memory that the command freed, which the allocator would keep for the next minibatch.
+        drop(ReturnsFreed::start());
         let _ = self.end.set(end);
         self.control.end();
     }

@@ -30,6 +30,7 @@ use block::{Header, header_of, is_coloured, open, whole};
 use figures::{INSTALLED, count, counters, credit, recharge, tag, tag_of};
 use hydra_core::{DeviceId, MemoryProbe};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::c_long;
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
@@ -181,18 +182,19 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     }
 }
 
-/// Makes mimalloc keep freed memory instead of returning it to the system after a second. The buffers of one
+/// Makes mimalloc keep freed memory for a day instead of returning it to the system after a second. The buffers of one
 /// training step are reused by the next, and returning them costs a page fault per page. Large pages are
 /// requested if the system has them, because an optimizer step accesses more memory than the TLB covers with
 /// small ones. Call it once, before other threads start. `MIMALLOC_PURGE_DELAY` and
 /// `MIMALLOC_ALLOW_LARGE_OS_PAGES` in the environment take precedence.
 ///
-/// The process then keeps its peak memory, which its devices' budgets already account for.
+/// The process then keeps its peak memory, which its devices' budgets already account for, until [`ReturnsFreed`] returns it.
+/// mimalloc would not even then return what is freed while it has no delay at all.
 pub fn keep_freed_memory() {
     // SAFETY: the options exist in this version (a test checks their defaults). Setting one is a plain write
     // of one word, which no other thread reads yet.
     unsafe {
-        libmimalloc_sys::mi_option_set_default(PURGE_DELAY, -1);
+        libmimalloc_sys::mi_option_set_default(PURGE_DELAY, KEPT_MS);
         libmimalloc_sys::mi_option_set_default(libmimalloc_sys::mi_option_large_os_pages, 1);
     }
 }
@@ -200,8 +202,11 @@ pub fn keep_freed_memory() {
 /// mimalloc's `purge_delay`, in milliseconds; the crate has no constant for it.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
+/// The milliseconds after which freed memory is returned otherwise: a day.
+const KEPT_MS: c_long = 24 * 60 * 60 * 1000;
+
 /// The milliseconds after which freed memory is returned while a [`ReturnsFreed`] lives: mimalloc's default.
-const RETURNED_MS: i64 = 1000;
+const RETURNED_MS: c_long = 1000;
 
 /// The number of live [`ReturnsFreed`], if [`keep_freed_memory`] was called.
 static RETURNING: Mutex<usize> = Mutex::new(0);
@@ -218,7 +223,7 @@ impl ReturnsFreed {
     pub fn start() -> Self {
         let mut returning = RETURNING.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: reading an option changes nothing.
-        let keeps = *returning > 0 || unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) } < 0;
+        let keeps = *returning > 0 || unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) } == KEPT_MS;
         let keeps = keeps && std::env::var_os("MIMALLOC_PURGE_DELAY").is_none();
         if keeps {
             *returning += 1;
@@ -231,19 +236,19 @@ impl ReturnsFreed {
 impl Drop for ReturnsFreed {
     fn drop(&mut self) {
         let mut returning = RETURNING.lock().unwrap_or_else(PoisonError::into_inner);
-        *returning -= usize::from(self.0);
-        if self.0 && *returning == 0 {
+        if self.0 {
+            *returning -= 1;
             // SAFETY: mimalloc collects the heap of the calling thread, and free memory of all threads, at any time.
             unsafe { libmimalloc_sys::mi_collect(true) };
-            set_purge_delay(-1);
+            set_purge_delay(if *returning == 0 { KEPT_MS } else { RETURNED_MS });
         }
     }
 }
 
-fn set_purge_delay(milliseconds: i64) {
+fn set_purge_delay(milliseconds: c_long) {
     // SAFETY: an option is a word that mimalloc reads when it frees memory. Every value of it is valid at any time, and the
     // lock excludes another writer.
-    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, milliseconds as _) };
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, milliseconds) };
 }
 
 #[cfg(test)]
@@ -412,14 +417,14 @@ mod tests {
         if std::env::var_os("MIMALLOC_PURGE_DELAY").is_none() {
             assert_eq!(delay(), 1000, "the default of `purge_delay`: another option has its number now");
             keep_freed_memory();
-            assert_eq!(delay(), -1);
+            assert_eq!(delay(), KEPT_MS);
             let two = [ReturnsFreed::start(), ReturnsFreed::start()];
             assert_eq!(delay(), 1000);
             let [one, other] = two;
             drop(one);
             assert_eq!(delay(), 1000);
             drop(other);
-            assert_eq!(delay(), -1);
+            assert_eq!(delay(), KEPT_MS);
         }
     }
 
