@@ -1122,13 +1122,33 @@ def test_runs_at_the_same_time_train_their_own_models() -> None:
 
 
 class ScaledLoss:
-    """A loss whose scale no text shows."""
+    """A loss with a scale that the name of a model does not show, because an object of another class has it."""
 
     def __init__(self, scale: float) -> None:
-        self.scale = scale
+        self.of = types.SimpleNamespace(scale=scale)
 
     def __call__(self, outputs: Any, batch: Any) -> Any:
-        return self.scale * cross_entropy(outputs, batch)
+        return self.of.scale * cross_entropy(outputs, batch)
+
+
+class WeightedLoss:
+    """A loss with an attribute."""
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+    def __call__(self, outputs: Any, batch: Any) -> Any:
+        return (self.weight * cross_entropy(outputs, batch)).sum()
+
+
+class Smoothed(nn.CrossEntropyLoss):
+    """A loss that is a module."""
+
+    def __init__(self, smoothing: float) -> None:
+        super().__init__(label_smoothing=smoothing)
+
+    def forward(self, outputs: Any, batch: Any) -> Any:
+        return super().forward(outputs, batch["y"].reshape(-1))
 
 
 def test_what_decides_a_model_is_in_its_name() -> None:
@@ -1156,8 +1176,37 @@ def test_what_decides_a_model_is_in_its_name() -> None:
     different = [named(), named(2), named(loss=weighted(1.0)), named(loss=weighted(0.5)), named(scale={"by": 3, "to": 2})]
     different += [named(loss=own), named(loss=partial(own, weight=0.5)), named(loss=partial(own, weight=0.25))]
     own.__kwdefaults__ = {"weight": 2.0}
-    assert len({*different, named(loss=own)}) == 9
-    assert named(loss=weighted(0.5)) == named(loss=weighted(0.5))
+    different.append(named(loss=own))
+
+    # Attributes of objects that are called, and tensors.
+    different += [named(loss=WeightedLoss(weight)) for weight in (0.5, torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))]
+    different += [named(loss=WeightedLoss(weight).__call__) for weight in (0.5, 0.25)]
+    different += [named(loss=weighted(weight)) for weight in (torch.tensor(0.5), torch.tensor(0.25))]
+    different += [named(loss=Smoothed(smoothing)) for smoothing in (0.1, 0.2)]
+    assert len(set(different)) == len(different) == 18
+    for of in (partial(weighted, 0.5), partial(weighted, torch.tensor(0.5)), partial(WeightedLoss, torch.tensor([1.0, 2.0]))):
+        assert named(loss=of()) == named(loss=of())
+
+
+def test_code_that_the_program_changes_is_in_the_name_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubling(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return helper(x)
+
+    def named() -> str:
+        torch.manual_seed(0)
+        return Chain([Doubling(), nn.Linear(WIDTH, 2)], inputs="x", loss=cross_entropy)._identity()
+
+    def helper(x: Any) -> Any:
+        return 2 * x
+
+    before = named()
+    assert named() == before
+    helper.__code__ = (lambda x: 3 * x).__code__
+    changed = named()
+    monkeypatch.setattr(Doubling, "forward", lambda self, x: helper(x) + 1)
+    again = named()
+    assert len({before, changed, again}) == 3 and named() == again
 
 
 def test_hooks_shared_memory_and_later_changes_of_parameters_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import json
 import re
@@ -12,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CellType, CodeType
 from typing import Any
 
 import torch
@@ -20,7 +18,8 @@ from torch.utils.data import default_collate
 
 from hydra_train._errors import HydraError, UsageError
 from hydra_train.torch._data import Data, fits, form, shown, size_of, splits_of
-from hydra_train.torch._layer import OF_MODULES, SIMPLE, End, Layer, Loss, Sum, states_of
+from hydra_train.torch._identity import of_value, of_values, settings_of
+from hydra_train.torch._layer import End, Layer, Loss, Sum, states_of
 from hydra_train.torch._memory import bytes_of, name_of
 from hydra_train.torch._trace import cost_keys
 
@@ -149,12 +148,13 @@ class Chain:
                 # Functions are shown with their addresses.
                 text = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(module))
                 own_settings = [(at, settings_of(each)) for at, each in module.named_modules()]
-                digest.update(json.dumps([name, classes, text, parameters, own_settings]).encode())
+                code = of_values({at: type(each) for at, each in module.named_modules()})
+                digest.update(json.dumps([name, classes, text, parameters, own_settings, code]).encode())
                 for at, tensor in [*module.named_parameters(), *module.named_buffers()]:
                     digest.update(at.encode())
                     digest.update(bytes_of(tensor))
         own = [self.loss, self.collate, self.loss_targets, *(each for each, _ in self.metrics.values())]
-        functions = [[name_of(each), code_of(each)] for each in own if each is not None]
+        functions = [[name_of(each), of_value(each)] for each in own if each is not None]
         settings = [list(self.inputs), functions, self.threads, self.language_model, torch.__version__]
         settings += [[name, best] for name, (_, best) in self.metrics.items()]
         digest.update(json.dumps(settings).encode())
@@ -245,66 +245,6 @@ def naming(what: str, remedy: str = "", keyword: str = "model") -> Iterator[None
         raise
     except Exception as error:
         raise UsageError(f"{what}: {type(error).__name__}: {error}{remedy and '; '}{remedy}", keyword=keyword) from error
-
-
-def settings_of(module: torch.nn.Module) -> list[Any]:
-    """Returns the numbers and texts of a module, and its configuration if it has one, as JSON has them."""
-    config: Any = getattr(module, "config", None)
-    keys: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
-    # It is no part of the configuration, and decides the kernels.
-    keys["_attn_implementation"] = getattr(config, "_attn_implementation", None)
-    # Private lists are often made of sets, whose order differs in each process.
-    own = {at: value for at, value in vars(module).items() if isinstance(value, (*SIMPLE, torch.dtype)) or not at.startswith("_")}
-    return [simple({at: value for at, value in each.items() if at not in LABELS and is_simple(value)}) for each in (own, keys)]
-
-
-#: The attributes and the keys of configurations that compute nothing.
-LABELS = OF_MODULES | {"name_or_path", "_name_or_path", "transformers_version", "_is_hf_initialized", "warnings_issued"}
-
-
-def is_simple(value: Any) -> bool:
-    """Returns whether a value is a number, a text, a type, or consists of these."""
-    if isinstance(value, (tuple, list)):
-        return all(is_simple(each) for each in value)
-    if isinstance(value, dict):
-        return all(is_simple(pair) for pair in value.items())
-    return value is None or isinstance(value, (*SIMPLE, torch.dtype))
-
-
-def simple(value: Any) -> Any:
-    """Returns a value as JSON has it, with the keys of dictionaries in an order of their own."""
-    if isinstance(value, (tuple, list)):
-        return [simple(each) for each in value]
-    if isinstance(value, dict):
-        return sorted([repr(key), simple(each)] for key, each in value.items())
-    return repr(value)
-
-
-def code_of(function: Any) -> list[Any]:
-    """Returns the code of a function of Python with the numbers and texts that it has or closes over, as JSON has them."""
-    if isinstance(function, functools.partial):
-        given = [each for each in (*function.args, function.keywords) if is_simple(each)]
-        return [name_of(function.func), code_of(function.func), simple(given)]
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return []
-    cells = [each.cell_contents for each in getattr(function, "__closure__", None) or () if is_filled(each)]
-    values = [*(getattr(function, "__defaults__", None) or ()), getattr(function, "__kwdefaults__", None), *cells]
-    return [_code(code), [simple(each) for each in values if is_simple(each)]]
-
-
-def _code(code: CodeType) -> list[Any]:
-    # The order of a set differs in each process.
-    constants = [sorted(map(repr, each)) if isinstance(each, frozenset) else each for each in code.co_consts]
-    return [code.co_code.hex(), [_code(each) if isinstance(each, CodeType) else repr(each) for each in constants], list(code.co_names)]
-
-
-def is_filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:
-        return False
-    return True
 
 
 def check_memory(modules: Mapping[str, torch.nn.Module]) -> None:
