@@ -352,6 +352,27 @@ def test_explain_trains_nothing_and_predicts_the_peak_of_a_device(cuts: list[int
     assert device["peak_bytes"] >= 0.9 * least
 
 
+class Hoarding(nn.Module):
+    """Takes memory that is in no tensor."""
+
+    def forward(self, x: Any) -> Any:
+        return x + float(numpy.ones(160 << 17).min() - 1.0)
+
+
+def test_the_memory_of_the_process_is_compared_with_what_was_reserved(capfd: pytest.CaptureFixture[str]) -> None:
+    run = hydra.select(model=perceptron(), data=rows(), **ADAMW).wait()
+    memory, devices = run.report["process"], run.report["devices"]
+    assert memory["reserved_peak_bytes"] == run.report["host_peak_bytes"] + sum(device["peak_bytes"] for device in devices)
+    grown = memory["peak_bytes"] - memory["start_bytes"]
+    assert 0 <= grown <= 1.05 * memory["reserved_peak_bytes"] + (64 << 20)
+    assert "this process took" not in capfd.readouterr().err
+
+    run = hydra.select(model=perceptron(Hoarding), data=rows(), **ADAMW).wait()
+    memory = run.report["process"]
+    assert memory["peak_bytes"] - memory["start_bytes"] >= 128 << 20
+    assert re.search(r"note: this process took [0-9.]+ MiB more memory while the run trained, .* reserved: memory that modules", capfd.readouterr().err)
+
+
 def spread(outputs: Any, _: Any) -> Any:
     return (outputs[:, 0] - outputs[:, 1]).abs().sum()
 

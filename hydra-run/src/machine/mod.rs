@@ -7,6 +7,7 @@ pub(crate) mod findings;
 pub(crate) mod gpus;
 mod kind;
 pub(crate) mod names;
+pub(crate) mod process_memory;
 pub mod procfs;
 pub(crate) mod report;
 pub(crate) mod reservations;

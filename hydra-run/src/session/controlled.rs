@@ -1,6 +1,7 @@
 //! Run-control commands at the start and at the end of a run.
 
 use crate::control_socket::Server;
+use crate::machine::process_memory::ProcessGrowth;
 use crate::run_dir::{CommandLog, Journal, PlannedTask, RunDir, RunSpec, SOCKET, compare};
 use crate::session::controller::Controller;
 use crate::session::forks::Forks;
@@ -62,11 +63,17 @@ pub(super) fn is_stopped_by_command(planned: &[PlannedTask], task: &str) -> bool
     planned.iter().any(|planned| planned.configuration.name == task && planned.ends.is_some())
 }
 
-/// Returns the report as JSON with the settings in which its tasks differ. Deleted tasks are included as far as their events
-/// describe them.
-pub(super) fn report_text(report: &RunReport, planned: &[PlannedTask], dir: &RunDir) -> Result<String> {
+/// Returns the report as JSON with the settings in which its tasks differ and the memory of the process. Deleted tasks are
+/// included as far as their events describe them.
+pub(super) fn report_text(
+    report: &RunReport,
+    process: Option<&ProcessGrowth>,
+    planned: &[PlannedTask],
+    dir: &RunDir,
+) -> Result<String> {
     let no_json = "the report could not be written as JSON";
     let mut json = serde_json::to_value(report).context(no_json)?;
+    process.into_iter().for_each(|growth| json["process"] = growth.json());
     let deleted: Vec<&PlannedTask> = planned.iter().filter(|task| task.deleted).collect();
     let known = if deleted.is_empty() { Vec::new() } else { Journal::read(dir.path())?.report(false) };
     for name in deleted.iter().map(|task| task.configuration.name.as_str()) {

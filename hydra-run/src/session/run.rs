@@ -2,6 +2,7 @@
 
 use crate::control::Control;
 use crate::machine::kind;
+use crate::machine::process_memory::{ProcessGrowth, ProcessMemory};
 use crate::run_dir::{
     BestModels, ConfiguredTask, Inputs, Journal, PlannedTask, REPORT, Report, RunDir, RunSpec, SearchLog,
     SharedRunLog, TRACE, TrialNames, WORKLOAD, check_not_read, could_not, lies_in, without_removed,
@@ -28,7 +29,9 @@ use crate::session::tasks::{TaskMaker, described};
 use crate::session::times::Times;
 use crate::session::watching::{self, Trackers};
 use crate::session::ways_out::{Refused, ways_out};
-use crate::settings::{CheckpointArg, Configuration, ModelSettings, OutSettings, ResultSettings, TaskName};
+use crate::settings::{
+    CheckpointArg, Configuration, ModelSettings, OutSettings, ResultSettings, TaskName, is_own,
+};
 use crate::terminal::{Interrupted, Outcome, Preparation, RequestedMinibatches, Show, Usage, render, tell};
 use anyhow::{Context, Result, bail, ensure};
 use hydra_engine::{
@@ -510,18 +513,22 @@ impl Prepared {
             let controller = controller.clone();
             control.listen(move |line| controller.answer(line));
         }
+        let process = ProcessMemory::begin();
         let report = run.start();
         around.control.iter().for_each(Control::stop_listening);
         let report = report.context("the run ended early")?;
         drop(server);
+        let process = process.filter(|_| spec.devices.are_cpus());
+        let process = process.and_then(|memory| memory.growth(peak_bytes(&report)));
+        note_of_process(&spec, process.as_ref()).as_deref().into_iter().for_each(tell);
         let keep = spec.save.keep_best;
         let prune = |keep: usize| BestModels::new(dir, keep)?.prune(!stop.is_stopped());
         let pruned = keep.map_or(Ok(()), prune);
         let planned = controller.planned();
-        let (text, unknown) = match report_text(&report, &planned, dir) {
+        let (text, unknown) = match report_text(&report, process.as_ref(), &planned, dir) {
             Ok(text) => (text, None),
             // Only the details of deleted tasks are missing then.
-            Err(error) => (report_text(&report, &[], dir)?, Some(error)),
+            Err(error) => (report_text(&report, process.as_ref(), &[], dir)?, Some(error)),
         };
         let text = if keep.is_some() { without_removed(&text)? } else { text };
         let readable = Report::parse(&text)?;
@@ -560,6 +567,18 @@ impl Prepared {
         }
         Ok(outcome)
     }
+}
+
+/// Returns the peak of the memory that a run on CPUs reserved, on the host and on its devices.
+fn peak_bytes(report: &RunReport) -> u64 {
+    report.host_peak_bytes + report.devices.iter().map(|device| device.peak_bytes).sum::<u64>()
+}
+
+/// Returns the note on a process that grew by more than was reserved, if its own modules train: the engine does not allocate
+/// what they take outside of tensors.
+fn note_of_process(spec: &RunSpec, process: Option<&ProcessGrowth>) -> Option<String> {
+    let trains_own = spec.all_models().any(|model| is_own(model.name()));
+    process.filter(|_| trains_own).and_then(ProcessGrowth::note)
 }
 
 /// Returns the absolute path of the run directory, as shown to other runs.
