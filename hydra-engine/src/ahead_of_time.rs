@@ -55,7 +55,7 @@ impl Drawing {
     /// drawn.
     pub(crate) fn begin(tasks: &[TrainTask], threads: usize) -> Self {
         let (values, ended) = <(Arc<AheadOfTimeInit>, Arc<AtomicBool>)>::default();
-        let fresh = tasks.iter().filter(|task| task.resume.is_none() && task.weights.is_none());
+        let fresh = tasks.iter().filter(|task| task.start.weights().is_none());
         let wanted: Vec<Wanted> = fresh
             .map(|task| Wanted { task: task.name.clone(), chain: task.chain.clone(), seed: task.spec.seed })
             .collect();

@@ -48,8 +48,8 @@ pub use optimizer::{OptimizerCheck, RuleCheck};
 pub use orchestrator::Orchestrator;
 pub use protocol::{Evaluation, StopFlag, TaskState};
 pub use report::{
-    CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
-    Validations,
+    CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Trained,
+    Transfers, Validations,
 };
 pub use run::{AdmittedRun, Forecast, ForecastTask, LinkRate};
 pub use train_task::{EvaluationTask, RoundsTask, TrainTask};

@@ -18,7 +18,7 @@ use crate::protocol::{Evaluation, StopFlag};
 use crate::report::{RunReport, TaskReport};
 use crate::run::{AdmittedRun, PolicyChoice, RunSettings};
 use crate::task::TaskInfo;
-use crate::train_task::{EvaluationTask, RoundsTask, TrainTask};
+use crate::train_task::{EvaluationTask, Execution, RoundsTask, TrainTask};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{ByteSize, Chain, Dataset, MemoryProbe, TaskId, TrainSpec};
 use hydra_partition::{PartitionError, PartitionPlan, PilotProgress};
@@ -379,7 +379,8 @@ impl Orchestrator {
         let spec = TrainSpec { seed, ..TrainSpec::new(optimizer, batch) };
         let task = TrainTask::new(name, chain, data.clone(), spec).test(data);
         let (cuts, most_devices) = (self.cuts.clone(), self.most_devices);
-        TrainTask { evaluate_only: true, cuts, most_devices, ..task }
+        let execution = Execution { cuts, most_devices, ..task.execution };
+        TrainTask { evaluate_only: true, execution, ..task }
     }
 }
 

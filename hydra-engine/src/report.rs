@@ -32,14 +32,9 @@ pub struct TaskReport {
     /// The shards of its model, and the storage of its master weights.
     #[serde(flatten)]
     pub plan: PlanReport,
-    /// Minibatches trained.
-    pub steps: usize,
-    /// The unit of `units`: tokens, images, items.
-    #[serde(default)]
-    pub unit: String,
-    /// The units that this run trained.
-    #[serde(default)]
-    pub units: u64,
+    /// What it was trained on.
+    #[serde(flatten)]
+    pub trained: Trained,
     /// The mean loss of each minibatch, before its update.
     pub losses: Vec<f64>,
     /// Validations before and during training.
@@ -59,6 +54,19 @@ pub struct TaskReport {
     /// The times of this run.
     #[serde(flatten)]
     pub times: TaskTimes,
+}
+
+/// The training of a task so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Trained {
+    /// Minibatches trained.
+    pub steps: usize,
+    /// The unit of `units`: tokens, images, items.
+    #[serde(default)]
+    pub unit: String,
+    /// The units that this run trained.
+    #[serde(default)]
+    pub units: u64,
 }
 
 /// The shards of a task's model, and the storage of its master weights.

@@ -21,28 +21,68 @@ pub struct TrainTask {
     pub(crate) validation: Option<Arc<dyn Dataset>>,
     pub(crate) test: Option<Arc<dyn Dataset>>,
     pub(crate) config: serde_json::Value,
-    pub(crate) cuts: Option<Vec<usize>>,
     pub(crate) output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
     pub(crate) checkpoint: Option<PathBuf>,
-    pub(crate) resume: Option<Checkpoint>,
-    /// True if `resume` is the state of another task that this one is forked from.
-    pub(crate) forked: bool,
-    /// The state whose weights alone it starts with.
-    pub(crate) weights: Option<Checkpoint>,
-    /// The minibatches after which it pauses.
-    pub(crate) until: Option<usize>,
-    /// The minibatches after which it ends early.
-    pub(crate) ends: Option<usize>,
+    pub(crate) start: Start,
+    pub(crate) control: TaskControl,
+    pub(crate) execution: Execution,
     pub(crate) initial_validation: bool,
-    pub(crate) stop: StopFlag,
-    /// The microbatches of a microbatch group; `None` chooses them by cost.
-    pub(crate) microbatch_group: Option<usize>,
-    /// The largest number of devices that train it at a time; `None` allows all.
-    pub(crate) most_devices: Option<usize>,
     /// True for a task that only evaluates the test data.
     pub(crate) evaluate_only: bool,
     /// The rounds in which its evaluations go on.
     pub(crate) rounds: Option<InRounds>,
+}
+
+/// Where a task starts.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Start {
+    /// At the first minibatch, with the initial weights of its chain.
+    #[default]
+    Untrained,
+    /// At the first minibatch, with the weights of another task and fresh moments.
+    Weights(Checkpoint),
+    /// At its own checkpoint.
+    Resumed(Checkpoint),
+    /// At the state of another task.
+    Forked(Checkpoint),
+}
+
+impl Start {
+    /// The checkpoint whose state it continues.
+    pub(crate) fn state(&self) -> Option<&Checkpoint> {
+        match self {
+            Self::Resumed(checkpoint) | Self::Forked(checkpoint) => Some(checkpoint),
+            Self::Untrained | Self::Weights(_) => None,
+        }
+    }
+
+    /// The checkpoint whose weights it starts with.
+    pub(crate) fn weights(&self) -> Option<&Checkpoint> {
+        match self {
+            Self::Weights(checkpoint) => Some(checkpoint),
+            other => other.state(),
+        }
+    }
+}
+
+/// When a task pauses or stops before its end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TaskControl {
+    /// The minibatches after which it pauses.
+    pub(crate) until: Option<usize>,
+    /// The minibatches after which it ends early.
+    pub(crate) ends: Option<usize>,
+    pub(crate) stop: StopFlag,
+}
+
+/// What of a task's execution is set instead of chosen. Results do not depend on it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Execution {
+    pub(crate) cuts: Option<Vec<usize>>,
+    /// The microbatches of a microbatch group; `None` chooses them by cost.
+    pub(crate) microbatch_group: Option<usize>,
+    /// The largest number of devices that train it at a time; `None` allows all.
+    pub(crate) most_devices: Option<usize>,
 }
 
 impl TrainTask {
@@ -56,18 +96,12 @@ impl TrainTask {
             validation: None,
             test: None,
             config: serde_json::Value::Null,
-            cuts: None,
             output: None,
             checkpoint: None,
-            resume: None,
-            forked: false,
-            weights: None,
-            until: None,
-            ends: None,
+            start: Start::default(),
+            control: TaskControl::default(),
+            execution: Execution::default(),
             initial_validation: true,
-            stop: StopFlag::new(),
-            microbatch_group: None,
-            most_devices: None,
             evaluate_only: false,
             rounds: None,
         }
@@ -120,7 +154,7 @@ impl TrainTask {
 
     /// The position at which a task of this program starts, or resumes from its checkpoint.
     pub(crate) fn initial_cursor(&self, program: Program) -> Cursor {
-        match self.resume.as_ref().map(Checkpoint::state) {
+        match self.start.state().map(Checkpoint::state) {
             Some(state) => Cursor::resumed(program, state.step, state.position.stage()),
             None => Cursor::new(program),
         }
@@ -162,21 +196,21 @@ impl TrainTask {
 
     /// Sets the cut-points. The run is refused if the shards do not fit.
     pub fn cuts(self, cuts: Vec<usize>) -> Self {
-        Self { cuts: Some(cuts), ..self }
+        Self { execution: Execution { cuts: Some(cuts), ..self.execution }, ..self }
     }
 
     /// Sets the size of a microbatch group, from 1 to `accumulate`: the microbatches that a promoted shard computes
     /// before the next shard does. A larger group needs fewer promotions, and host memory for the boundary
     /// activations of all its microbatches. The default is chosen by cost. Results do not change by a bit.
     pub fn microbatch_group(self, microbatches: usize) -> Self {
-        Self { microbatch_group: Some(microbatches), ..self }
+        Self { execution: Execution { microbatch_group: Some(microbatches), ..self.execution }, ..self }
     }
 
     /// Limits the number of replicas: the devices that train this task at a time, each on another microbatch group.
     /// The default is all devices of the run; the number of microbatch groups and host memory limit it further. Other
     /// tasks have priority. Results do not change by a bit.
     pub fn most_devices(self, most: usize) -> Self {
-        Self { most_devices: Some(most.max(1)), ..self }
+        Self { execution: Execution { most_devices: Some(most.max(1)), ..self.execution }, ..self }
     }
 
     /// Writes the trained model into `dir`.
@@ -196,7 +230,7 @@ impl TrainTask {
     /// of device must be the same; budgets, cuts, number of devices, threads and policy may differ. A finished task
     /// is not trained again; if its checkpoint has the trained weights and this task a writer, its model is written.
     pub fn resume_from(self, checkpoint: Checkpoint) -> Self {
-        Self { resume: Some(checkpoint), forked: false, ..self }
+        Self { start: Start::Resumed(checkpoint), ..self }
     }
 
     /// Starts from the state of another task that was [saved](crate::Command::Save): its weights, moments, results
@@ -204,31 +238,31 @@ impl TrainTask {
     /// other task. Rates, decay, clipping, schedule, length and evaluations may differ; chain, data, seed,
     /// minibatches and the kind of optimizer must be the same.
     pub fn fork_from(self, checkpoint: Checkpoint) -> Self {
-        Self { resume: Some(checkpoint), forked: true, ..self }
+        Self { start: Start::Forked(checkpoint), ..self }
     }
 
     /// Starts at the first minibatch with the weights of another task that was [saved](crate::Command::Save), and
     /// with fresh moments. The chain must be the same.
     pub fn weights_from(self, checkpoint: Checkpoint) -> Self {
-        Self { weights: Some(checkpoint), ..self }
+        Self { start: Start::Weights(checkpoint), ..self }
     }
 
     /// Ends after `minibatches` minibatches; the schedule still covers the whole length. The current weights, or the
     /// best ones of a spec with periodic evaluations, are written, and the task is reported as stopped.
     pub fn ends_at(self, minibatches: usize) -> Self {
-        Self { ends: Some(minibatches), ..self }
+        Self { control: TaskControl { ends: Some(minibatches), ..self.control }, ..self }
     }
 
     /// Pauses after `minibatches` minibatches, until a [command](crate::Command::Continue) resumes it. At 0 it does
     /// not start.
     pub fn until(self, minibatches: usize) -> Self {
-        Self { until: Some(minibatches), ..self }
+        Self { control: TaskControl { until: Some(minibatches), ..self.control }, ..self }
     }
 
     /// Sets a flag that stops this task at the end of the current minibatch. The current weights, or the best ones of
     /// a spec with periodic evaluations, are written, and the task is reported as stopped.
     pub fn stop_flag(self, stop: StopFlag) -> Self {
-        Self { stop, ..self }
+        Self { control: TaskControl { stop, ..self.control }, ..self }
     }
 
     pub(crate) fn checkpoint_file(&self) -> Option<&Path> {
@@ -266,12 +300,12 @@ impl TrainTask {
     /// Returns true if the task has nothing left to do.
     pub(crate) fn is_finished(&self) -> bool {
         let written = |checkpoint: &Checkpoint| self.output.is_none() || !checkpoint.is_unwritten();
-        self.resume.as_ref().is_some_and(|checkpoint| checkpoint.is_finished() && written(checkpoint))
+        self.start.state().is_some_and(|checkpoint| checkpoint.is_finished() && written(checkpoint))
     }
 
     /// A copy of the task that starts from the beginning.
     pub(crate) fn without_state(&self) -> Self {
-        Self { resume: None, ..self.clone() }
+        Self { start: Start::Untrained, ..self.clone() }
     }
 
     /// Enables or disables the evaluation on the validation data before training; enabled by default.

@@ -17,8 +17,10 @@ fn check_data(task: &TrainTask) -> Result<(), EngineError> {
     task.spec.metric.as_ref().map_or(Ok(()), |metric| task.metric(metric).map(drop))?;
     task.rounds.as_ref().map_or(Ok(()), |of| of.check(&task.chain))?;
     let accumulate = task.spec.accumulate.max(1);
-    if let Some(microbatch_group) =
-        task.microbatch_group.filter(|microbatch_group| !(1..=accumulate).contains(microbatch_group))
+    if let Some(microbatch_group) = task
+        .execution
+        .microbatch_group
+        .filter(|microbatch_group| !(1..=accumulate).contains(microbatch_group))
     {
         return Err(EngineError::MicrobatchGroup { microbatch_group, accumulate });
     }

@@ -94,7 +94,7 @@ impl MeasuredTask<'_> {
     fn demand(&self, sums: bool) -> Demand<'_> {
         let with_sums = self.with_sums.as_ref().filter(|_| sums);
         let profile = with_sums.unwrap_or(&self.costs.profile);
-        Demand { profile, cuts: self.task.cuts.as_deref() }
+        Demand { profile, cuts: self.task.execution.cuts.as_deref() }
     }
 
     /// The cut-points given by the user, or those that leave memory for gradient accumulation buffers.
@@ -102,7 +102,7 @@ impl MeasuredTask<'_> {
         let shards = |by: &Profile| hydra_partition::cut(by, rules).ok();
         let with_sums = || self.with_sums.as_ref().filter(|_| limits.sums).and_then(shards);
         let points = |shards: Vec<Range<usize>>| shards.iter().skip(1).map(|range| range.start).collect();
-        self.task.cuts.clone().or_else(|| with_sums().map(points))
+        self.task.execution.cuts.clone().or_else(|| with_sums().map(points))
     }
 }
 
@@ -137,7 +137,7 @@ fn plan(
     let MeasuredTask { task, batch, costs, .. } = measured;
     let rules = Rules::new(limits.budget, limits.reserve, costs.profile.measured);
     let cuts = measured.cuts(&rules, limits);
-    let own_cuts = task.cuts.is_none() && cuts.is_some();
+    let own_cuts = task.execution.cuts.is_none() && cuts.is_some();
     let fingerprint = costs.fingerprint.clone().under(limits.budget, limits.reserve);
     let fingerprint = fingerprint.cut_at(cuts.as_deref());
     let same = |cut: &&CutTask<'_>| Arc::ptr_eq(&cut.costs, costs) && cut.plan.fingerprint == fingerprint;

@@ -5,7 +5,7 @@ use super::alike::is_same_dataset;
 use crate::checkpoint::{Checkpoint, DataIdentity, Identity};
 use crate::device::{DeviceKind, LogicalDevice};
 use crate::error::{CheckpointError, EngineError, guarded, refused};
-use crate::train_task::TrainTask;
+use crate::train_task::{Start, TrainTask};
 use crate::weights::hexadecimal;
 use hydra_core::{Batch, Dataset, gather_items};
 use sha2::{Digest, Sha256};
@@ -25,7 +25,7 @@ pub(crate) fn identities<'a>(
 ) -> Result<Vec<Option<Identity>>, EngineError> {
     let mut hashed = HashedData::default();
     let mut identity = |task: &TrainTask, admitted: &AdmittedTask| {
-        if task.checkpoint.is_none() && task.resume.is_none() && !controlled {
+        if task.checkpoint.is_none() && task.start.state().is_none() && !controlled {
             return Ok(None);
         }
         let mut data = |data: Option<&Arc<dyn Dataset>>| data.map(|data| hashed.identity(data)).transpose();
@@ -41,7 +41,7 @@ pub(crate) fn identities<'a>(
             test: data(task.test.as_ref())?,
             initial_validation: task.initial_validation,
         };
-        if let Some(checkpoint) = &task.resume {
+        if let Some(checkpoint) = task.start.state() {
             check(task, checkpoint, &identity)?;
         }
         Ok(Some(identity))
@@ -56,7 +56,10 @@ pub(crate) fn check(
     own: &Identity,
 ) -> Result<(), CheckpointError> {
     let (saved, path) = (&checkpoint.state().identity, checkpoint.path());
-    if task.forked { saved.check_fork(path, own) } else { saved.check(path, own) }
+    match task.start {
+        Start::Forked(_) => saved.check_fork(path, own),
+        _ => saved.check(path, own),
+    }
 }
 
 /// The hashes of datasets, so that a shared dataset is read once.

@@ -47,7 +47,7 @@ fn wanted_group(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks
     let batches = program.most_batches();
     let batches = batches.div_ceil(devices.each(cut.task, tasks)).clamp(1, MOST_BATCHES);
     MicrobatchGroup {
-        microbatches: cut.task.microbatch_group.unwrap_or_else(chosen),
+        microbatches: cut.task.execution.microbatch_group.unwrap_or_else(chosen),
         batches: cheapest(1..=batches, |microbatch_group| traffic.evaluation(microbatch_group)).0,
     }
 }
@@ -56,7 +56,7 @@ impl GroupDevices {
     /// The number of devices that compute one of `tasks` tasks at the same time: devices without another task take
     /// microbatch groups of this one, each over its own link.
     fn each(&self, task: &TrainTask, tasks: usize) -> usize {
-        self.count.div_ceil(tasks.max(1)).min(task.most_devices.unwrap_or(usize::MAX)).max(1)
+        self.count.div_ceil(tasks.max(1)).min(task.execution.most_devices.unwrap_or(usize::MAX)).max(1)
     }
 
     /// The longest useful microbatch group for a task with `microbatches` microbatches, so that each device that
@@ -84,7 +84,7 @@ fn replicas(
         program.microbatches.each.div_ceil(microbatch_group.microbatches)
     };
     let evaluated = program.most_batches().div_ceil(microbatch_group.batches);
-    let most = cut.task.most_devices.unwrap_or(usize::MAX).min(devices.count);
+    let most = cut.task.execution.most_devices.unwrap_or(usize::MAX).min(devices.count);
     most.min(trained.max(evaluated)).max(1)
 }
 
@@ -95,7 +95,7 @@ fn least(cut: &CutTask<'_>, on: &Placement) -> MicrobatchGroup {
 
 /// The length of microbatch groups that the user set. A device-resident task has nothing to promote and uses one.
 fn user_length(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
-    if on.on_device() { Some(1) } else { cut.task.microbatch_group }
+    if on.on_device() { Some(1) } else { cut.task.execution.microbatch_group }
 }
 
 /// The sizes of tasks with the shortest microbatch groups and one replica.

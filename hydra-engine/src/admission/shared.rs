@@ -44,7 +44,7 @@ enum FrozenValues {
 
 impl FrozenValues {
     fn of_checkpoint(index: usize, task: &TrainTask) -> Option<Self> {
-        let hash = task.resume.as_ref()?.state().frozen.clone();
+        let hash = task.start.state()?.state().frozen.clone();
         Some(hash.map_or(Self::Own(index), Self::Hash))
     }
 }

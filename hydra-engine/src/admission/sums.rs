@@ -19,12 +19,13 @@ pub(super) fn costs_with_sums(
     budget: u64,
 ) -> Option<Profile> {
     let microbatches = task.program(&[], 0, MicrobatchGroup::ONE).microbatches.each;
-    let most = task.microbatch_group.unwrap_or(devices.most_microbatches(task, microbatches, tasks));
+    let most =
+        task.execution.microbatch_group.unwrap_or(devices.most_microbatches(task, microbatches, tasks));
     let adds_up = most > 1 && !task.evaluate_only && task.chain.float_type() == FloatType::F32;
-    if !adds_up || task.cuts.is_some() || !devices.cache {
+    if !adds_up || task.execution.cuts.is_some() || !devices.cache {
         return None;
     }
-    let least = task.microbatch_group.unwrap_or(1);
+    let least = task.execution.microbatch_group.unwrap_or(1);
     let with_sums = profile.with_sums(|layer| summable_bytes(&task.chain, layer..layer + 1));
     let moved = |cut_by: &Profile| {
         let reserve = choose_reserve(&[Demand::from(cut_by)], budget).ok()?;

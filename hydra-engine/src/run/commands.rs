@@ -7,7 +7,7 @@ use crate::control::{Command, Effect, PendingCommand, RunControl};
 use crate::error::{CommandError, EngineError, refused};
 use crate::observer::RunEvent;
 use crate::task::{Change, Leaving, LiveTask, TaskInfo};
-use crate::train_task::TrainTask;
+use crate::train_task::{Start, TrainTask};
 use crossbeam_channel::Sender;
 use hydra_core::TaskId;
 use std::path::PathBuf;
@@ -259,7 +259,7 @@ impl Run {
             return;
         };
         let mut info = TaskInfo::clone(&task.info);
-        (info.task.resume, info.task.forked) = (Some(checkpoint), false);
+        info.task.start = Start::Resumed(checkpoint);
         task.info = Arc::new(info);
         task.pause.leaving = Leaving::No;
         task.reader.release();
@@ -288,7 +288,7 @@ impl Run {
             initial_validation: task.initial_validation,
             ..of
         });
-        if let Some((checkpoint, identity)) = task.resume.as_ref().zip(identity.as_ref()) {
+        if let Some((checkpoint, identity)) = task.start.state().zip(identity.as_ref()) {
             check_identity(&task, checkpoint, identity).map_err(EngineError::from)?;
         }
         task.checkpoint_file().map_or(Ok(()), checkpoint::prepare).map_err(EngineError::from)?;

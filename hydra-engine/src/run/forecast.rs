@@ -133,7 +133,7 @@ impl AdmittedRun {
     pub fn forecast(&self) -> Result<Option<Forecast>, EngineError> {
         let links: Vec<LinkRate> = self.devices.iter().map(link_rate).collect::<Result<_, _>>()?;
         let (tasks, admitted) = (&self.tasks, &self.admission.tasks);
-        if tasks.iter().any(|task| task.evaluate_only || task.resume.is_some()) {
+        if tasks.iter().any(|task| task.evaluate_only || task.start.state().is_some()) {
             return Ok(None);
         }
         let device = |(device, link): (&LogicalDevice, &LinkRate)| DeviceCost {

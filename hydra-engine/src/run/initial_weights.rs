@@ -150,7 +150,7 @@ impl InitialWeights {
     pub(super) fn put(mut self) -> Result<LoadedWeights, EngineError> {
         const WHAT: &str = "reading the initial weights";
         let task = &self.info.task;
-        let checkpoint = task.resume.as_ref().or(task.weights.as_ref());
+        let checkpoint = task.start.weights();
         let open = || guarded(WHAT, || Ok(checkpoint.map(Checkpoint::reader).transpose()?));
         if self.info.shared_names().next().is_some() {
             // Other tasks read these weights too, so the file is verified before any are stored.
@@ -175,7 +175,7 @@ impl InitialWeights {
             }
         }
         if let Some(reader) = reader {
-            let of_own = self.info.task.resume.as_ref().map(|_| &self.info.task.spec);
+            let of_own = self.info.task.start.state().map(|_| &self.info.task.spec);
             reader.finish(of_own.map(|spec| spec.optimizer.moments()))?;
         }
         let [weights, frozen] =
@@ -337,7 +337,7 @@ impl InitialWeights {
     /// The error for a parameter whose values in a file are not those of the checkpoint.
     fn base_differs(&self, param: &str, span: &FileSpan) -> EngineError {
         let task = &self.info.task;
-        let checkpoint = task.resume.as_ref().or(task.weights.as_ref());
+        let checkpoint = task.start.weights();
         let checkpoint = checkpoint.map(|checkpoint| checkpoint.path().to_owned()).unwrap_or_default();
         EngineError::BaseDiffers { param: param.to_owned(), file: span.path.to_path_buf(), checkpoint }
     }
@@ -392,7 +392,7 @@ impl InitialWeights {
     fn restore_state(&self, reader: &mut Reader, buffer: usize) -> Result<bool, EngineError> {
         let TaskInfo { task, .. } = &*self.info;
         let (layout, id) = (&task.chain.buffers()[buffer], ParamBufferId::new(self.info.id, buffer));
-        let resumes = task.resume.is_some();
+        let resumes = task.start.state().is_some();
         // A task that takes only the weights can have another optimizer.
         let moments = if resumes { task.spec.optimizer.moment_layouts(layout) } else { Vec::new() };
         // A device-resident buffer is moved as a whole.
@@ -452,7 +452,7 @@ impl InitialWeights {
     fn changed(&self, param: &str, buffer: usize) -> EngineError {
         let (task, param) = (&self.info.task, param.to_owned());
         let said = || task.chain.source().origin(&task.chain, buffer, task.spec.seed);
-        let origin = match task.resume.as_ref().or(task.weights.as_ref()) {
+        let origin = match task.start.weights() {
             Some(checkpoint) => checkpoint.path().display().to_string(),
             None => said().unwrap_or_else(|| format!("the weight source of chain `{}`", task.chain.name())),
         };

@@ -316,7 +316,7 @@ impl Run {
             self.journal.observe(&RunEvent::Stopping);
         }
         for index in 0..self.tasks.len() {
-            if asked || self.tasks[index].info.task.stop.is_stopped() {
+            if asked || self.tasks[index].info.task.control.stop.is_stopped() {
                 self.stop(index);
             }
         }

@@ -5,8 +5,8 @@ use crate::device::DeviceKind;
 use crate::error::with_causes;
 use crate::protocol::TaskState;
 use crate::report::{
-    CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Transfers,
-    Validations,
+    CheckpointReport, DeviceReport, PlanReport, REPORT_SCHEMA, RunReport, TaskReport, TaskTimes, Trained,
+    Transfers, Validations,
 };
 use crate::task::LiveTask;
 use hydra_spill::alloc;
@@ -87,9 +87,11 @@ fn task_report(task: &LiveTask) -> TaskReport {
             disk_bytes: info.admitted.storage.disk_bytes,
             optimizer: info.admitted.optimizer.clone(),
         },
-        steps: results.losses.len(),
-        unit: info.admitted.data.unit.clone(),
-        units: results.units,
+        trained: Trained {
+            steps: results.losses.len(),
+            unit: info.admitted.data.unit.clone(),
+            units: results.units,
+        },
         losses: results.losses.clone(),
         validations: Validations {
             initial_validation: results.initial.clone(),

@@ -41,7 +41,7 @@ pub(crate) enum Fate {
 impl LiveTask {
     /// Moves to the position in the task's checkpoint; returns false if the task has none.
     pub(crate) fn resume(&mut self, at_s: f64) -> bool {
-        let Some(state) = self.info.task.resume.as_ref().map(Checkpoint::state) else { return false };
+        let Some(state) = self.info.task.start.state().map(Checkpoint::state) else { return false };
         let State { step, position, results, .. } = state.clone();
         self.results = Results::of(results, self.info.chain());
         let stage = match position {

@@ -50,7 +50,7 @@ impl TaskInfo {
         let by_shared = admitted.storage.shared().map(|(buffer, shared)| (shared.id, buffer)).collect();
         let resident = (0..task.chain.buffers().len()).map(|buffer| admitted.optimizer.is_resident(buffer));
         let resident = resident.collect();
-        let resumed_at = task.resume.as_ref().map(Checkpoint::step);
+        let resumed_at = task.start.state().map(Checkpoint::step);
         Self { id, buffers, readers, shards, admitted, resident, by_shared, identity, resumed_at, task }
     }
 

@@ -136,7 +136,7 @@ impl LiveTask {
             checkpoint: CheckpointClock::new(&cursor, 0.0, info.admitted.storage.master_bytes),
             frozen: None,
             waits: Waits::default(),
-            pause: Pause::of(info.task.until, info.task.ends),
+            pause: Pause::of(info.task.control.until, info.task.control.ends),
             cursor,
             info: Arc::new(info),
         }

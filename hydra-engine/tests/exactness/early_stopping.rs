@@ -70,7 +70,7 @@ fn ends_after(whole: &TaskReport, patience: usize) -> usize {
 fn agrees(task: &TaskReport, whole: &TaskReport, patience: usize, what: &str) {
     let end = ends_after(whole, patience);
     assert_eq!((task.state, task.error.as_deref()), (TaskState::Done, None), "{what}");
-    assert_eq!((task.steps, task.validations.stopped_early), (end, end < STEPS), "{what}");
+    assert_eq!((task.trained.steps, task.validations.stopped_early), (end, end < STEPS), "{what}");
     assert_eq!(task.losses, whole.losses[..end], "{what}");
     assert_eq!(task.validations.evaluations, whole.validations.evaluations[..end / 2], "{what}");
     let best =
@@ -148,7 +148,7 @@ fn an_interrupted_task_keeps_its_patience() {
     let case = Case::mlp().patient(2);
     let whole = Settings::default().task(case.task());
     assert!(whole.validations.stopped_early, "{:?}", whole.validations.evaluations);
-    for after in 1..=whole.steps {
+    for after in 1..=whole.trained.steps {
         let dir = TempDir::new().unwrap();
         let file = dir.path().join("task.safetensors");
         let task = || case.task().checkpoint_to(file.clone());

@@ -110,5 +110,5 @@ fn tokens_are_counted_as_they_are() {
     let [chain, _] = chains();
     let report = Settings::default().run(TrainTask::new("task", chain, Arc::new(Lengths), spec));
     let tokens: usize = (0..ITEMS).map(Lengths::of).sum();
-    assert_eq!(report.tasks[0].units, 2 * tokens as u64);
+    assert_eq!(report.tasks[0].trained.units, 2 * tokens as u64);
 }

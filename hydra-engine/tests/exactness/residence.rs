@@ -169,8 +169,8 @@ fn an_interrupted_run_keeps_what_lived_on_the_device() {
     let report = run.run().unwrap();
     let stopped = &report.tasks[0];
     assert_eq!(stopped.state, TaskState::Stopped);
-    assert!(stopped.steps >= 3 && stopped.steps < 1000);
-    let same = TrainSpec { length: Length::Steps(stopped.steps), ..spec() };
+    assert!(stopped.trained.steps >= 3 && stopped.trained.steps < 1000);
+    let same = TrainSpec { length: Length::Steps(stopped.trained.steps), ..spec() };
     let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &same).unwrap();
     assert_eq!(stopped.weights_sha256, Some(plain.weights_sha256));
 }

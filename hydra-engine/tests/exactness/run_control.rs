@@ -103,7 +103,7 @@ fn a_task_that_pauses_has_the_bits_of_one_that_does_not() {
         );
         for (name, steps) in [("a", 4), ("b", 5)] {
             let task = named(&report, name);
-            assert_eq!((task.state, task.steps), (TaskState::Done, steps));
+            assert_eq!((task.state, task.trained.steps), (TaskState::Done, steps));
             assert_eq!(task.weights_sha256, Some(parts.plain(&spec(steps))));
         }
         let mut heard = std::mem::take(&mut *pauses.lock().unwrap());
@@ -311,13 +311,13 @@ proptest! {
         for (index, steps) in steps.iter().enumerate() {
             let task = &report.tasks[index];
             if task.state == TaskState::Stopped {
-                prop_assert!(stops && task.steps < *steps && task.steps % stride == 0);
+                prop_assert!(stops && task.trained.steps < *steps && task.trained.steps % stride == 0);
                 // A task without master weights when it stops is not hashed.
-                let until = TrainSpec { seed: index as u64, ..spec(task.steps) };
+                let until = TrainSpec { seed: index as u64, ..spec(task.trained.steps) };
                 prop_assert!(task.weights_sha256.iter().all(|hash| *hash == parts.plain(&until)));
                 continue;
             }
-            prop_assert_eq!((task.state, task.steps), (TaskState::Done, *steps), "{:?}", task.error);
+            prop_assert_eq!((task.state, task.trained.steps), (TaskState::Done, *steps), "{:?}", task.error);
             let alone = parts.plain(&TrainSpec { seed: index as u64, ..spec(*steps) });
             prop_assert_eq!(task.weights_sha256.as_ref(), Some(&alone));
         }
@@ -377,7 +377,7 @@ fn a_paused_task_can_be_stopped_and_what_it_has_is_kept() {
         |_, _, control| drop(control.send(Command::Stop { task: "a".to_owned() })),
     );
     let stopped = named(&report, "a");
-    assert_eq!((stopped.state, stopped.steps), (TaskState::Stopped, 2));
+    assert_eq!((stopped.state, stopped.trained.steps), (TaskState::Stopped, 2));
     assert_eq!(
         stopped.weights_sha256,
         Some(parts.plain(&spec(2))),
@@ -411,7 +411,7 @@ fn what_is_paused_stops_where_nobody_is_left_to_let_it_go_on() {
     let parts = Parts::new();
     let run = Settings::default().orchestrator().control(&RunControl::new());
     let report = with(run, [parts.task("a", spec(4)).until(2), parts.task("b", spec(3))]).run().unwrap();
-    assert_eq!((report.tasks[0].state, report.tasks[0].steps), (TaskState::Stopped, 2));
+    assert_eq!((report.tasks[0].state, report.tasks[0].trained.steps), (TaskState::Stopped, 2));
     assert_eq!(report.tasks[1].weights_sha256, Some(parts.plain(&spec(3))));
 }
 
@@ -442,7 +442,7 @@ fn a_task_that_ends_before_its_length_has_the_bits_of_the_plain_loop_until_there
         );
         for (name, steps) in [("a", 4), ("b", 3)] {
             let task = named(&report, name);
-            assert_eq!((task.state, task.steps), (TaskState::Stopped, steps));
+            assert_eq!((task.state, task.trained.steps), (TaskState::Stopped, steps));
             assert_eq!(task.weights_sha256, Some(parts.plain(&spec(steps))));
         }
         let answers = std::mem::take(&mut *places.lock().unwrap());
@@ -485,7 +485,7 @@ fn a_run_that_only_listens_is_admitted_as_one_that_does_not_and_takes_forks_when
     assert!(report.host_peak_bytes <= bytes);
     assert_eq!(named(&report, "as-it-was").weights_sha256, Some(parts.plain(&spec(5))));
     let fresh = named(&report, "fresh");
-    assert_eq!(fresh.steps, 2);
+    assert_eq!(fresh.trained.steps, 2);
     let begun = plain::train_from(
         &parts.chain,
         parts.data.as_ref(),

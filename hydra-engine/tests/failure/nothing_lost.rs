@@ -382,7 +382,7 @@ fn without_any_device_tasks_end_with_what_they_had() {
     assert!(errors("has failed and is not used") >= 1 && errors("no device is left") >= 1, "{report:?}");
     // A model of one shard has no partly stepped minibatch: all of them continue from there.
     let kept: Vec<usize> = (0..4).filter(|index| file(*index).exists()).collect();
-    let trained: Vec<usize> = (0..4).filter(|index| report.tasks[*index].steps > 0).collect();
+    let trained: Vec<usize> = (0..4).filter(|index| report.tasks[*index].trained.steps > 0).collect();
     assert!(!trained.is_empty() && kept == trained, "{report:?}");
     let plain = plain::train(&mlp_chain(), spirals().as_ref(), &spec(30)).unwrap();
     for index in kept {

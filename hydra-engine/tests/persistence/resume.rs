@@ -196,7 +196,7 @@ fn a_task_that_is_stopped_within_rounds_goes_on() {
     let mut run = Settings::default().orchestrator().stop_flag(stop);
     run.submit(generating(move || stopping.stop()).checkpoint_to(file.clone())).unwrap();
     let stopped = run.run().unwrap().tasks.remove(0);
-    assert_eq!((stopped.state, stopped.steps), (TaskState::Stopped, 2), "{:?}", stopped.error);
+    assert_eq!((stopped.state, stopped.trained.steps), (TaskState::Stopped, 2), "{:?}", stopped.error);
     assert_eq!(outcome(&resumed(&Settings::default(), generating(|| ()), &file)), outcome(&whole));
 }
 
@@ -321,7 +321,7 @@ fn a_task_that_lacks_its_last_evaluation_is_not_finished() {
     let mut run = run.observer(Box::new(StopAtLast(stop)));
     run.submit(task().checkpoint_to(file.clone())).unwrap();
     let stopped = run.run().unwrap().tasks.remove(0);
-    assert_eq!((stopped.state, stopped.steps), (TaskState::Stopped, 7));
+    assert_eq!((stopped.state, stopped.trained.steps), (TaskState::Stopped, 7));
     assert!(!Checkpoint::open(&file).unwrap().is_finished());
     assert_eq!(outcome(&resumed(&Settings::default(), task(), &file)), outcome(&whole));
 }

@@ -158,11 +158,11 @@ fn a_stop_finishes_minibatches_and_keeps_what_was_trained() {
     let report = run.run().unwrap();
     for task in &report.tasks {
         assert_eq!(task.state, TaskState::Stopped);
-        assert!(task.losses.len() < 400 && task.steps == task.losses.len());
-        let so_far = steps(400.min(task.steps.max(1)));
-        if task.steps > 0 {
+        assert!(task.losses.len() < 400 && task.trained.steps == task.losses.len());
+        let so_far = steps(400.min(task.trained.steps.max(1)));
+        if task.trained.steps > 0 {
             let plain = plain::train(&gpt2_chain(), tokens(11, 1).as_ref(), &so_far).unwrap();
-            assert_eq!(task.weights_sha256, Some(plain.weights_sha256), "{} steps", task.steps);
+            assert_eq!(task.weights_sha256, Some(plain.weights_sha256), "{} steps", task.trained.steps);
         }
     }
     assert_eq!(seen.lock().unwrap().iter().filter(|line| *line == "Stopped").count(), 3);

@@ -325,7 +325,7 @@ fn an_evaluation_that_fails_fails_for_every_task_as_for_each_alone() {
     assert!(report.tasks.iter().all(|task| task.state == TaskState::Failed), "{report:?}");
     let (report, _) = run(&Settings { devices: 2, ..Settings::default() }, tasks);
     for task in &report.tasks {
-        assert_eq!((task.state, task.steps), (TaskState::Failed, 0));
+        assert_eq!((task.state, task.trained.steps), (TaskState::Failed, 0));
         assert!(task.error.as_deref().unwrap().contains("the evaluation of step 0: met "), "{task:?}");
     }
 }
@@ -354,7 +354,7 @@ fn what_a_task_that_is_stopped_has_not_evaluated_others_do() {
         assert_eq!(seen.shard_tasks.len(), 2 * BATCHES);
         for (index, task) in report.tasks.iter().enumerate() {
             match index == stopped {
-                true => assert_eq!((task.state, task.steps), (TaskState::Stopped, 0)),
+                true => assert_eq!((task.state, task.trained.steps), (TaskState::Stopped, 0)),
                 false => {
                     assert_eq!(outcome(task), outcome(&alone(tasks[index].clone())));
                     assert!(task.validations.initial_validation_by.contains(&report.tasks[stopped].name));

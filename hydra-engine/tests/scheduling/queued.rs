@@ -183,7 +183,7 @@ fn what_waits_at_a_stop_ends_with_nothing_and_a_run_that_goes_on_trains_it() {
     let stopped = go(Some(StopFlag::new()));
     let states = |state| stopped.tasks.iter().filter(|task| task.state == state).count();
     assert_eq!(states(TaskState::Stopped), TASKS, "{stopped:?}");
-    let nothing = |task: &&hydra_engine::TaskReport| task.weights_sha256.is_none() && task.steps == 0;
+    let nothing = |task: &&hydra_engine::TaskReport| task.weights_sha256.is_none() && task.trained.steps == 0;
     assert_eq!(stopped.tasks.iter().filter(nothing).count(), TASKS - 2, "{stopped:?}");
     let whole = go(None);
     check(&whole);

@@ -167,6 +167,6 @@ fn what_was_not_trained_is_left_out() {
     assert_eq!(report.replay_s, None, "the run did more than the workload contains");
     let workload = report.workload.expect("one was trained");
     let diverged = workload.tasks.iter().find(|task| task.name == "diverges");
-    assert!(diverged.is_none_or(|task| task.minibatches == report.tasks[0].steps as u64));
+    assert!(diverged.is_none_or(|task| task.minibatches == report.tasks[0].trained.steps as u64));
     assert_eq!(workload.tasks.last().expect("the other").minibatches, 5);
 }
