@@ -346,10 +346,10 @@ def test_explain_trains_nothing_and_predicts_the_peak_of_a_device(cuts: list[int
 
     (device,) = hydra.select(model=made, data=rows(), **settings).wait().report["devices"]
     predicted = explained["prediction"]["devices"][0]["peak_bytes"]
-    assert device["peak_measured"] and device["peak_bytes"] <= min(device["budget_bytes"], 1.1 * predicted)
+    assert device["peak_measured"] and device["peak_bytes"] <= min(device["budget_bytes"], 1.05 * predicted)
     # Whether the next shard is promoted before the peak of this one depends on the moment.
     least = max(shard["verified_bytes"] for shard in shards) if cuts else predicted
-    assert device["peak_bytes"] >= 0.9 * least
+    assert device["peak_bytes"] >= 0.95 * least
 
 
 class Hoarding(nn.Module):
