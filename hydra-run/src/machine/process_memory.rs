@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(growth(400, 200, 0).note(), None, "the process shrank");
         let note = growth(400, 1900, 1000).note().unwrap();
         assert!(
-            note.contains("1.46 GiB more memory") && note.contains("500 MiB beyond the 1000 MiB"),
+            note.contains("1.46 GiB more memory") && note.contains("500.00 MiB beyond the 1000.00 MiB"),
             "{note}"
         );
     }
