@@ -5,14 +5,15 @@ use super::buffers::{ResidentBytes, ShardBuffers, shard_buffers};
 use super::check::check;
 use super::cut::CutTask;
 use super::division::StoredBuffers;
-use super::fit::{Fit, Fitting};
 use super::gradients::Window;
 use super::host_memory::{HostMemory, HostMemoryPlan};
 use super::measure::{OnProgress, Pilot, measure};
-use super::microbatch_group::{GroupDevices, least_sizes, widen};
+use super::microbatch_group::{GroupDevices, widest};
 use super::placement::Placement;
+use super::plan::{CutTasks, Plan, Planner};
+use super::running::HostShare;
 use super::settings::AdmissionSettings;
-use super::shared::SharedBuffer;
+use super::shared::{SharedBuffer, bytes_once};
 use super::sizes::TaskSizes;
 use super::skipped::Skipped;
 use super::sums::costs_with_sums;
@@ -25,7 +26,7 @@ use hydra_partition::{PartitionPlan, Profile};
 use hydra_sched::program::{EvaluationKind, MicrobatchGroup, Program, Stage};
 use hydra_spill::ParamBufferId;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// An admitted task. Its plan is not serialized with it; plans are saved in files of their own.
@@ -202,7 +203,7 @@ pub(crate) fn admit(
     let budget = settings.host_memory.bytes();
     let stages = devices.iter().any(|device| !device.manager.link().fills());
     let host = HostMemory { budget, disk, devices: devices.len(), promotions, stages, concurrent };
-    let fitting = Fitting {
+    let planner = Planner {
         shapes,
         devices,
         memory,
@@ -212,7 +213,8 @@ pub(crate) fn admit(
         pilot: &pilot,
         settings,
     };
-    let Fit { cut, shaped, limits, mut skipped_tasks, placed, sizes, host_plan } = fitting.best(measured)?;
+    let Plan { cut, placed, sizes, host: host_plan } = planner.plan(&measured)?;
+    let CutTasks { tasks: cut, shaped, limits, mut skipped } = cut;
     let equal = equal_first_evaluations(&cut.iter().map(|cut| cut.task).collect::<Vec<_>>());
     // Tasks that are added later get no disk, and only the host memory of the run.
     let admitted_bytes = if settings.controlled { budget } else { host_plan.admitted };
@@ -230,9 +232,10 @@ pub(crate) fn admit(
         let task = cut.task;
         match admit_shape(cut, id, &microbatch_groups, &host) {
             Ok(admitted) => admitted_shapes.push(admitted),
-            Err(error) => skipped_tasks.skip(task, error)?,
+            Err(error) => skipped.skip(task, error)?,
         }
     }
+    skipped.warn();
     let named = |device: &LogicalDevice| (device.spec.name.clone(), device.spec.memory.bytes());
     let admission = Admission {
         devices: devices.iter().map(named).collect(),
@@ -245,7 +248,7 @@ pub(crate) fn admit(
         disk_budget_bytes: disk.map(|disk| disk.budget.bytes()),
         active_models: host_plan.active_models,
         max_concurrent: host_plan.max_concurrent,
-        skipped: skipped_tasks.skipped,
+        skipped: skipped.skipped,
         estimated_s: run_s(&tasks, devices.len()),
         tasks,
     };
@@ -262,11 +265,9 @@ fn admit_shape(
 ) -> Result<AdmittedTask, EngineError> {
     let placed = [Placement::host("tasks that are added later are stepped on the host")];
     let alone = std::slice::from_ref(&cut);
-    let host_plan = |host: &HostMemory<'_>| {
-        widen(alone, &placed, devices, host, least_sizes(alone, &placed, devices.count))
-    };
     let half = HostMemory { budget: host.budget / 2, ..*host };
-    let (sizes, host_plan) = host_plan(&half).or_else(|_| host_plan(host))?;
+    let widest = |host: &HostMemory<'_>| widest(alone, &placed, devices, host);
+    let (_, (sizes, host_plan)) = widest(&half).or_else(|_| widest(host))?;
     let [placed] = placed;
     Ok(AdmittedTask::new(cut, placed, (&sizes[0], &host_plan, 0), (id, None)))
 }
@@ -274,8 +275,7 @@ fn admit_shape(
 impl Admission {
     /// Bytes of masters that several tasks share, each counted once.
     pub fn shared_bytes(&self) -> u64 {
-        let buffers = self.tasks.iter().flat_map(|task| task.storage.shared.iter().flatten());
-        buffers.collect::<BTreeSet<_>>().into_iter().map(|buffer| buffer.bytes).sum()
+        bytes_once(self.tasks.iter().flat_map(|task| task.storage.shared.iter().copied().flatten()))
     }
 
     /// The buffers that are resident on the device, by their ids in the store, with the bytes of their masters.
@@ -301,6 +301,12 @@ impl AdmittedTask {
     /// Bytes of a shard's parameters that are promoted.
     pub(crate) fn promoted_bytes(&self, shard: usize) -> u64 {
         self.plan.shards[shard].param_bytes.saturating_sub(self.storage.resident.shards[shard])
+    }
+
+    /// The host memory that it takes while it runs.
+    pub(crate) fn host_share(&self) -> HostShare {
+        let (own, shared) = (self.storage.memory_bytes(), self.storage.shared_in_memory().collect());
+        HostShare { own, shared, active: self.memory.active_bytes }
     }
 
     /// The admission of another task of this shape that starts from the beginning. `of` is the training task of

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// A task with the plan of its shards.
+#[derive(Clone)]
 pub(super) struct CutTask<'a> {
     pub task: &'a TrainTask,
     pub batch: Batch,
@@ -27,13 +28,12 @@ pub(super) struct CutTask<'a> {
 impl CutTask<'_> {
     /// The cut of another task with the same model and batch.
     pub(super) fn with_task<'b>(&self, task: &'b TrainTask) -> CutTask<'b> {
-        let (batch, costs, plan) = (self.batch.clone(), self.costs.clone(), self.plan.clone());
-        let (shared, in_place) = (self.shared.clone(), self.in_place.clone());
-        CutTask { task, batch, costs, plan, shared, in_place }
+        CutTask { task, ..self.clone() }
     }
 }
 
 /// The limits that all plans of a run respect.
+#[derive(Clone, Copy)]
 pub(super) struct Limits {
     /// Bytes of the smallest device.
     pub budget: u64,

@@ -2,6 +2,7 @@
 
 use super::division::{Division, Promoters, StoredBuffers, compared_bytes, divide, shared_bytes};
 use super::gradients::FLOWING;
+use super::search::{Cost, Start, Tier, best};
 use super::sizes::TaskSizes;
 use crate::error::EngineError;
 use hydra_core::ByteSize;
@@ -14,6 +15,9 @@ pub(crate) struct DiskSpec {
     pub dir: PathBuf,
     pub budget: ByteSize,
 }
+
+/// The numbers of shards of a model whose gradients may have memory at the same time.
+const SHARDS: [usize; 5] = [usize::MAX, FLOWING, 3, 2, 1];
 
 /// The host memory that a run may use.
 #[derive(Clone, Copy)]
@@ -52,61 +56,81 @@ pub(super) struct HostMemoryPlan {
 }
 
 impl HostMemory<'_> {
-    /// Fits all tasks of a run together or, if they may be queued and do not fit, a part of them at a time.
+    /// The plan of the lowest cost ([`cheapest`](Self::cheapest)).
     pub(super) fn find_space(&self, tasks: &[TaskSizes]) -> Result<HostMemoryPlan, EngineError> {
-        let all_started = self.plan_all_started(tasks);
-        let Some(concurrent) = self.concurrent else { return all_started };
-        let limited = concurrent < tasks.iter().filter(|task| !task.is_finished()).count();
-        match all_started {
-            Ok(plan) if !limited => Ok(plan),
-            Ok(plan) if plan.division.disk == 0 => {
-                Ok(HostMemoryPlan { max_concurrent: Some(concurrent), ..plan })
-            }
-            all_started => self.plan_queued(tasks, concurrent).or_else(|alone| match all_started {
-                Ok(plan) => Ok(HostMemoryPlan { max_concurrent: limited.then_some(concurrent), ..plan }),
-                // More fits with the disk than in host memory alone, so that error is reported.
-                Err(all) => Err(if self.disk.is_some() { all } else { alone }),
-            }),
+        self.cheapest(tasks).map(|(_, plan)| plan)
+    }
+
+    /// Fits all tasks of a run together or, if they may be queued, a part of them at a time, with memory for the
+    /// gradients of as many shards of a model as fit.
+    pub(super) fn cheapest(&self, tasks: &[TaskSizes]) -> Result<(Cost, HostMemoryPlan), EngineError> {
+        let starts = std::iter::once(Start::Together).chain(self.concurrent.map(|_| Start::Queued));
+        let bound = |start, shards| Cost { start, gradients: usize::MAX - shards, ..Cost::default() };
+        let with_shards = |start| SHARDS.map(|shards| (bound(start, shards), (start, shards)));
+        let found = best(starts.flat_map(with_shards), |(start, shards)| {
+            let plan = match start {
+                Start::Queued => self.plan_queued(shards, tasks)?,
+                _ => self.plan_together(shards, tasks)?,
+            };
+            Ok((self.cost(start, &plan, tasks), plan))
+        });
+        found.map_err(|alone| match self.disk {
+            // More fits with the disk than in host memory alone, so that its error is reported.
+            Some(_) => self.plan_together(1, tasks).err().unwrap_or(alone),
+            None => alone,
+        })
+    }
+
+    fn cost(&self, start: Start, plan: &HostMemoryPlan, tasks: &[TaskSizes]) -> Cost {
+        let most = open(tasks).count().min(self.concurrent.unwrap_or(usize::MAX));
+        let missing = |wanted: usize| wanted.min(most).saturating_sub(plan.active_models);
+        let (idle, on_disk) = (missing(self.devices), plan.division.disk > 0);
+        let reads_files = || tasks.iter().any(|task| task.buffers.in_place.iter().any(|bytes| *bytes > 0));
+        Cost {
+            start: match (plan.max_concurrent, on_disk) {
+                (None, _) => start,
+                (Some(_), false) => Start::Queued,
+                (Some(_), true) => Start::OnDisk,
+            },
+            idle,
+            tier: match on_disk {
+                true => Tier::Disk,
+                false if reads_files() => Tier::Files,
+                false => Tier::Memory,
+            },
+            gradients: match plan.gradient_shards {
+                usize::MAX if on_disk && idle == 0 => usize::MAX,
+                shards => usize::MAX - shards,
+            },
+            disk: plan.division.disk,
+            waits: missing(self.devices + 1),
+            ..Cost::default()
         }
     }
 
-    /// Fits queued tasks, all of them in host memory: up to `concurrent` tasks run at the same time, in any
-    /// combination that fits. Gradients take as much memory as leaves each device a model.
-    fn plan_queued(&self, tasks: &[TaskSizes], concurrent: usize) -> Result<HostMemoryPlan, EngineError> {
-        let open = || tasks.iter().filter(|task| !task.is_finished());
-        let wanted = self.devices.min(concurrent).min(open().count());
+    /// Fits queued tasks, all of them in host memory: up to the tasks that may run at the same time, in any combination
+    /// that fits, with memory for the gradients of `shards` shards.
+    fn plan_queued(&self, shards: usize, tasks: &[TaskSizes]) -> Result<HostMemoryPlan, EngineError> {
+        let concurrent = self.concurrent.unwrap_or(usize::MAX);
         let stored: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
         let in_memory = tasks.iter().map(|task| vec![false; task.buffers.masters.len()]).collect();
         let mut division = Division::of(&stored, in_memory, self.promoters());
-        if open().next().is_none() {
+        if open(tasks).next().is_none() {
             division.working = 0;
         }
         // Working memory is reserved for the whole run, before any task starts.
         let working = division.working.min(self.budget);
         let budget = self.budget - working;
-        let mut most: Option<(usize, usize)> = None;
-        for shards in [usize::MAX, FLOWING, 3, 2, 1] {
-            let models = HostPeaks::of(open(), shards).together(budget);
-            if most.is_none_or(|(_, before)| models > before) {
-                most = Some((shards, models));
-            }
-            if models >= wanted {
-                break;
-            }
-        }
-        let (shards, models) = most.filter(|(_, models)| *models > 0).unwrap_or((1, 0));
-        let peaks = HostPeaks::of(open(), shards);
-        if models == 0
-            && let Some(largest) = peaks.largest.first()
-        {
+        let peaks = HostPeaks::of(open(tasks), shards);
+        let models = peaks.together(budget).min(concurrent);
+        if let Some(largest) = peaks.largest.first().filter(|_| models == 0) {
             return Err(largest.refused(self.budget, division.working));
         }
-        let models = models.min(concurrent);
         // Read-ahead takes the memory that computing models leave.
-        let mut batches: Vec<u64> = open().map(|task| task.batches).collect();
+        let wanted = self.devices.min(concurrent).min(open(tasks).count());
+        let mut batches: Vec<u64> = open(tasks).map(|task| task.batches).collect();
         batches.sort_unstable_by(|a, b| b.cmp(a));
-        let batches = batches.iter().take(wanted).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        let ahead = batches.min(budget - peaks.of_any(models.min(wanted)));
+        let ahead = with_largest(0, &batches, wanted).min(budget - peaks.of_any(models.min(wanted)));
         Ok(HostMemoryPlan {
             admitted: working + peaks.of_any(concurrent).min(budget - ahead) + ahead,
             ahead,
@@ -114,38 +138,15 @@ impl HostMemory<'_> {
             active: tasks.iter().map(|task| task.active(shards)).collect(),
             gradient_shards: shards,
             division,
-            max_concurrent: Some(concurrent),
+            max_concurrent: self.concurrent,
         })
     }
 
-    /// Fits tasks that all start at the beginning. A model within a minibatch has memory for all of its gradients if
-    /// no masters have to go to the disk for that and each device can have a model; otherwise for those of fewer
-    /// shards, at least one.
-    fn plan_all_started(&self, tasks: &[TaskSizes]) -> Result<HostMemoryPlan, EngineError> {
-        let wanted = self.devices.min(tasks.iter().filter(|task| !task.is_finished()).count());
-        let mut most: Option<HostMemoryPlan> = None;
-        for shards in [usize::MAX, FLOWING, 3, 2] {
-            let Ok(plan) = self.plan_with_gradients(shards, tasks) else { continue };
-            if plan.active_models >= wanted && (shards < usize::MAX || plan.division.disk == 0) {
-                return Ok(plan);
-            }
-            if most.as_ref().is_none_or(|most| most.active_models < plan.active_models) {
-                most = Some(plan);
-            }
-        }
-        let least = self.plan_with_gradients(1, tasks);
-        match most {
-            Some(most) => {
-                Ok(least.ok().filter(|least| least.active_models > most.active_models).unwrap_or(most))
-            }
-            None => least,
-        }
-    }
-
-    /// Fits a run in which a model has memory for the gradients of `shards` shards. Masters are there for the whole
-    /// run, in host memory or on the disk. As many models as fit with the masters in host memory may be within a
-    /// minibatch at the same time, and the largest one must fit. The error names the bytes that are needed.
-    fn plan_with_gradients(&self, shards: usize, tasks: &[TaskSizes]) -> Result<HostMemoryPlan, EngineError> {
+    /// Fits tasks that all start at the beginning, with memory for the gradients of `shards` shards of a model. Masters
+    /// are there for the whole run, in host memory or on the disk. As many models as fit with the masters in host memory
+    /// may be within a minibatch at the same time, and the largest one must fit. The error names the bytes that are
+    /// needed.
+    fn plan_together(&self, shards: usize, tasks: &[TaskSizes]) -> Result<HostMemoryPlan, EngineError> {
         let active: Vec<u64> = tasks.iter().map(|task| task.active(shards)).collect();
         let mut descending: Vec<u64> = active.iter().copied().filter(|bytes| *bytes > 0).collect();
         descending.sort_unstable_by(|a, b| b.cmp(a));
@@ -174,7 +175,7 @@ impl HostMemory<'_> {
             active,
             gradient_shards,
             division,
-            max_concurrent: None,
+            max_concurrent: self.concurrent.filter(|most| *most < open(tasks).count()),
         })
     }
 
@@ -249,6 +250,11 @@ impl HostMemory<'_> {
             }
         }
     }
+}
+
+/// The tasks that are not finished.
+fn open(tasks: &[TaskSizes]) -> impl Iterator<Item = &TaskSizes> {
+    tasks.iter().filter(|task| !task.is_finished())
 }
 
 /// The host memory that one task takes by itself.
@@ -328,13 +334,15 @@ fn beyond_masters(tasks: &[&StoredBuffers], active: &[u64], models: usize) -> u6
 }
 
 /// `others` plus the bytes of the first `models` models within a minibatch, which are sorted by size.
-fn with_largest(others: u64, descending: &[u64], models: usize) -> u64 {
+pub(super) fn with_largest(others: u64, descending: &[u64], models: usize) -> u64 {
     descending.iter().take(models).fold(others, |sum, bytes| sum.saturating_add(*bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::gradients::{GradientBytes, Window};
+    use super::super::running::{HostShare, RunningTasks};
+    use super::super::shared::SharedBuffer;
     use super::super::sizes::Remaining;
     use super::*;
     use hydra_core::TaskId;
@@ -397,6 +405,11 @@ mod tests {
         }
     }
 
+    /// Host memory without a disk, for tasks that all start at the beginning.
+    fn memory(budget: u64, devices: usize) -> HostMemory<'static> {
+        HostMemory { budget, disk: None, devices, promotions: 2, stages: false, concurrent: None }
+    }
+
     fn disk(bytes: u64) -> DiskSpec {
         DiskSpec { dir: "scratch".into(), budget: ByteSize(bytes) }
     }
@@ -405,26 +418,14 @@ mod tests {
     fn gradients_have_the_room_that_is_left() {
         let two = [0; 2].map(|_| task(&[10; 8], 1, Remaining::Training));
         let found = |budget: u64| {
-            let plan =
-                HostMemory { budget, disk: None, devices: 2, promotions: 2, stages: false, concurrent: None }
-                    .find_space(&two)
-                    .unwrap();
+            let plan = memory(budget, 2).find_space(&two).unwrap();
             (plan.gradient_shards, plan.active_models)
         };
         // Masters of 480; within a minibatch 2, and gradients of 10 a shard.
         assert_eq!([644, 643, 564, 563].map(found), [(usize::MAX, 2), (4, 2), (4, 2), (3, 2)]);
         assert_eq!([524, 523, 504, 503].map(found), [(2, 2), (1, 2), (1, 2), (2, 1)]);
         assert_eq!(found(492), (1, 1));
-        let little = HostMemory {
-            budget: 491,
-            disk: None,
-            devices: 2,
-            promotions: 2,
-            stages: false,
-            concurrent: None,
-        }
-        .find_space(&two)
-        .unwrap_err();
+        let little = memory(491, 2).find_space(&two).unwrap_err();
         assert!(matches!(little, EngineError::HostMemory { needed: 492, masters: 480, active: 12, .. }));
     }
 
@@ -437,7 +438,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let disk = on_disk.map(disk);
-            let host = HostMemory { budget, disk: disk.as_ref(), devices, promotions: 2, stages: false, concurrent: None };
+            let host = HostMemory { disk: disk.as_ref(), ..memory(budget, devices) };
             match host.find_space(&tasks) {
                 Ok(plan) => {
                     let mut active: Vec<u64> = plan.active.iter().copied().filter(|bytes| *bytes > 0).collect();
@@ -464,6 +465,37 @@ mod tests {
         }
 
         #[test]
+        fn no_plan_costs_less_than_the_chosen_one(
+            tasks in prop::collection::vec((drawn(), 1_usize..3, 0_u64..20), 1..5),
+            budget in 0_u64..3000,
+            on_disk in prop::option::of(0_u64..1500),
+            concurrent in prop::option::of(1_usize..6),
+            devices in 1_usize..4,
+        ) {
+            let disk = on_disk.map(disk);
+            let host = HostMemory { disk: disk.as_ref(), concurrent, ..memory(budget, devices) };
+            let (least, more): (Vec<_>, Vec<_>) = tasks.into_iter().map(|(task, replicas, boundaries)| (task, (replicas, boundaries))).unzip();
+            let chosen = host.cheapest(&least).map(|(cost, _)| cost);
+            for shards in SHARDS {
+                let together = host.plan_together(shards, &least).map(|plan| host.cost(Start::Together, &plan, &least));
+                let queued = host.plan_queued(shards, &least).map(|plan| host.cost(Start::Queued, &plan, &least));
+                let queued = queued.ok().filter(|_| concurrent.is_some());
+                for cost in together.ok().into_iter().chain(queued) {
+                    prop_assert!(matches!(&chosen, Ok(chosen) if *chosen <= cost), "{chosen:?} {cost:?}");
+                }
+            }
+            // What the least concurrency costs is a bound of what more of it costs.
+            let widen = |(mut task, (replicas, boundaries)): (TaskSizes, (usize, u64))| {
+                (task.buffers.replicas, task.boundaries) = (replicas, task.boundaries + boundaries);
+                task
+            };
+            let wide: Vec<TaskSizes> = least.into_iter().zip(more).map(widen).collect();
+            if let Ok((cost, _)) = host.cheapest(&wide) {
+                prop_assert!(matches!(&chosen, Ok(chosen) if *chosen <= cost), "{chosen:?} {cost:?}");
+            }
+        }
+
+        #[test]
         fn any_tasks_need_no_more_than_is_said_of_them(
             tasks in prop::collection::vec((drawn(), prop::option::of(0_usize..3)), 1..6),
         ) {
@@ -477,15 +509,20 @@ mod tests {
             };
             let tasks: Vec<TaskSizes> = tasks.into_iter().map(share).collect();
             let peaks = HostPeaks::of(tasks.iter(), 2);
+            let share = |task: &TaskSizes| {
+                let shared = |(id, bytes): (&Option<ParamBufferId>, &u64)| id.map(|id| SharedBuffer { id, bytes: *bytes });
+                let shared = task.buffers.shared.iter().zip(&task.buffers.masters).filter_map(shared);
+                HostShare { own: task.buffers.own_bytes(), shared: shared.collect(), active: task.active(2) }
+            };
             for some in 1_usize..1 << tasks.len() {
                 let some: Vec<&TaskSizes> = (0..tasks.len()).filter(|task| some >> task & 1 == 1).map(|task| &tasks[task]).collect();
                 let buffers: Vec<&StoredBuffers> = some.iter().map(|task| &task.buffers).collect();
-                let own: u64 = some.iter().map(|task| task.buffers.own_bytes() + task.active(2)).sum();
-                let exact = own + shared_bytes(&buffers) + compared_bytes(&buffers);
+                let (one, others) = some.split_last().unwrap();
+                let running = RunningTasks::new(others.iter().map(|task| share(task)), some.len());
+                let exact = running.bytes_with(&share(one)) + compared_bytes(&buffers);
                 prop_assert!(exact <= peaks.of_any(some.len()));
             }
-            let host = HostMemory { budget: 1500, disk: None, devices: 1, promotions: 2, stages: false, concurrent: None };
-            if let Ok(plan) = host.find_space(&tasks) {
+            if let Ok(plan) = memory(1500, 1).find_space(&tasks) {
                 let buffers: Vec<&StoredBuffers> = tasks.iter().map(|task| &task.buffers).collect();
                 let own: u64 = buffers.iter().map(|buffers| buffers.own_bytes()).sum();
                 prop_assert_eq!(plan.division.in_memory, own + shared_bytes(&buffers));
@@ -500,7 +537,7 @@ mod tests {
             devices in 1_usize..4,
             concurrent in 1_usize..7,
         ) {
-            let host = HostMemory { budget, disk: None, devices, promotions: 2, stages: false, concurrent: Some(concurrent) };
+            let host = HostMemory { concurrent: Some(concurrent), ..memory(budget, devices) };
             let peaks = HostPeaks::of(tasks.iter().filter(|task| !task.is_finished()), 1);
             let by_task = &tasks;
             match host.find_space(by_task) {
@@ -530,7 +567,7 @@ mod tests {
             devices in 1_usize..4,
         ) {
             let models = |budget: u64| {
-                let plan = HostMemory { budget, disk: None, devices, promotions: 2, stages: false, concurrent: None }.find_space(&tasks);
+                let plan = memory(budget, devices).find_space(&tasks);
                 plan.map_or(0, |plan| plan.active_models.min(devices))
             };
             prop_assert!(models(budget) <= models(budget + more));

@@ -35,14 +35,20 @@ fn can_be_read(task: &TrainTask, buffer: usize) -> bool {
         && source.spans(chain, buffer).is_some()
 }
 
+/// Returns whether a task has buffers that can be read in place.
+pub(super) fn has_readable(cut: &[CutTask<'_>]) -> bool {
+    let mut unfinished = cut.iter().map(|cut| cut.task).filter(|task| !task.is_finished());
+    unfinished.any(|task| (0..task.chain.buffers().len()).any(|buffer| can_be_read(task, buffer)))
+}
+
 /// Sets which buffers of the tasks, and of the shapes of tasks that may be added, are read in place: all that can be, or
-/// none. Buffers that are resident on the device, and those of finished tasks, are not. Returns whether a task has any.
+/// none. Buffers that are resident on the device, and those of finished tasks, are not.
 pub(super) fn choose<'a>(
     cut: &mut [CutTask<'a>],
     shaped: &mut [CutTask<'a>],
     placed: &[Placement],
     in_place: bool,
-) -> bool {
+) {
     let placed = placed.iter().map(Some).chain(std::iter::repeat(None));
     for (cut, placed) in cut.iter_mut().chain(&mut *shaped).zip(placed) {
         let may_be = in_place && !cut.task.is_finished();
@@ -60,5 +66,4 @@ pub(super) fn choose<'a>(
             *in_place &= id.is_none_or(|id| !stored.contains(&id));
         }
     }
-    cut.iter().any(|cut| cut.in_place.contains(&true))
 }

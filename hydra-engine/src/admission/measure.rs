@@ -29,9 +29,10 @@ pub(super) struct MeasuredTask<'a> {
 }
 
 impl MeasuredTask<'_> {
-    /// The same task without memory for gradient accumulation.
-    pub(super) fn without_sums(&self) -> Self {
-        Self { batch: self.batch.clone(), costs: self.costs.clone(), with_sums: None, ..*self }
+    /// The same task, with memory for gradient accumulation if it wants that and `sums` holds.
+    pub(super) fn cut_with(&self, sums: bool) -> Self {
+        let with_sums = self.with_sums.clone().filter(|_| sums);
+        Self { batch: self.batch.clone(), costs: self.costs.clone(), with_sums, ..*self }
     }
 }
 

@@ -12,6 +12,7 @@
 use super::cut::CutTask;
 use super::host_memory::{HostMemory, HostMemoryPlan};
 use super::placement::Placement;
+use super::search::{Cost, best};
 use super::sizes::{Concurrency, TaskSizes};
 use super::traffic::{MOST_BATCHES, Traffic, accumulation_bytes, cheapest};
 use crate::error::EngineError;
@@ -37,9 +38,10 @@ fn wanted_group(cut: &CutTask<'_>, on: &Placement, devices: &GroupDevices, tasks
     if on.on_device() || !devices.cache {
         return least;
     }
-    let program = cut.task.program(&cut.plan.shards(), 0, MicrobatchGroup::ONE);
+    let program = cut.task.program(&cut.plan.shards(), cut.task.chain.first_trained(), MicrobatchGroup::ONE);
     let accumulation_bytes = |shard| accumulation_bytes(cut.task, &cut.plan, shard);
-    let traffic = Traffic::of_plan(&cut.plan, tasks.div_ceil(devices.count.max(1)), accumulation_bytes);
+    let shared_by = tasks.div_ceil(devices.count.max(1));
+    let traffic = Traffic::of_plan((&cut.plan, program.first_trained), shared_by, accumulation_bytes);
     let microbatches = program.microbatches.each;
     let most = devices.most_microbatches(cut.task, microbatches, tasks);
     let chosen =
@@ -100,49 +102,38 @@ fn user_length(cut: &CutTask<'_>, on: &Placement) -> Option<usize> {
 
 /// The sizes of tasks with the shortest microbatch groups and one replica.
 pub(super) fn least_sizes(cut: &[CutTask<'_>], placed: &[Placement], devices: usize) -> Vec<TaskSizes> {
-    let least = |(cut, on)| {
-        TaskSizes::of(
-            cut,
-            on,
-            Concurrency { microbatch_group: least(cut, on), replicas: 1, flows: false },
-            devices,
-        )
-    };
-    cut.iter().zip(placed).map(least).collect()
+    let of = |(cut, on)| TaskSizes::of(cut, on, least_of(cut, on), devices);
+    cut.iter().zip(placed).map(of).collect()
 }
 
-/// Lengthens microbatch groups, adds replicas and reserves memory for gradients that wait for a sum, as far as tasks
-/// want it and host memory allows: no more masters go to the disk for it, no device loses its model, and a second
-/// model that fills the waits of the first stays in. Returns the sizes and the memory.
-pub(super) fn widen(
+fn least_of(cut: &CutTask<'_>, on: &Placement) -> Concurrency {
+    Concurrency { microbatch_group: least(cut, on), replicas: 1, flows: false }
+}
+
+/// The sizes of tasks and their memory, with the longest microbatch groups, the most replicas and the most gradients
+/// that wait for a sum that tasks want, as far as host memory allows: nothing costs more than with the least.
+pub(super) fn widest(
     cut: &[CutTask<'_>],
     placed: &[Placement],
     devices: &GroupDevices,
     host: &HostMemory<'_>,
-    least_sizes: Vec<TaskSizes>,
-) -> Result<(Vec<TaskSizes>, HostMemoryPlan), EngineError> {
-    let least_plan = host.find_space(&least_sizes)?;
-    let is_as_good = |host_plan: &HostMemoryPlan| {
-        host_plan.division.disk <= least_plan.division.disk
-            && host_plan.active_models >= least_plan.active_models.min(devices.count + 1)
-            && host_plan.ahead >= least_plan.ahead
-            && host_plan.gradient_shards >= least_plan.gradient_shards
-            && host_plan.max_concurrent == least_plan.max_concurrent
-    };
+) -> Result<(Cost, (Vec<TaskSizes>, HostMemoryPlan)), EngineError> {
+    // The least concurrency takes the least memory, so that no other candidate costs less.
+    let (bound, least) = host.cheapest(&least_sizes(cut, placed, devices.count))?;
     let wanted: Vec<Concurrency> =
         cut.iter().zip(placed).map(|(task, on)| wanted(task, on, devices, cut.len())).collect();
     let limits = limits(&wanted, cut.len() < devices.count);
-    for (limit, flows) in limits.into_iter().flat_map(|limit| [(limit, true), (limit, false)]) {
+    let wide = limits.into_iter().flat_map(|limit| [Some((limit, true)), Some((limit, false))]);
+    best(wide.chain([None]).map(|limit| (bound, limit)), |limit| {
         let sizes = |((task, on), wanted): ((&CutTask<'_>, &Placement), &Concurrency)| {
-            let concurrency = Concurrency { flows, ..wanted.limited(limit, user_length(task, on)) };
-            TaskSizes::of(task, on, concurrency, devices.count)
+            let limited =
+                |(limit, flows)| Concurrency { flows, ..wanted.limited(limit, user_length(task, on)) };
+            TaskSizes::of(task, on, limit.map_or(least_of(task, on), limited), devices.count)
         };
         let sizes: Vec<TaskSizes> = cut.iter().zip(placed).zip(&wanted).map(sizes).collect();
-        if let Some(host_plan) = host.find_space(&sizes).ok().filter(is_as_good) {
-            return Ok((sizes, host_plan));
-        }
-    }
-    Ok((least_sizes, least_plan))
+        let (cost, plan) = host.cheapest(&sizes)?;
+        Ok((Cost { ahead: least.ahead.saturating_sub(plan.ahead), ..cost }, (sizes, plan)))
+    })
 }
 
 /// The limits of group length and replicas to try, the best first. If devices would be idle, replicas matter more
@@ -179,11 +170,13 @@ impl Concurrency {
 
 #[cfg(test)]
 mod tests {
+    use super::super::traffic::Boundaries;
     use super::*;
 
     #[test]
     fn a_group_is_as_long_as_saves_more_than_boundaries_cost() {
         let chosen = |promoted, boundaries, microbatches| {
+            let boundaries = Boundaries::new(&[0, boundaries], 0);
             let traffic = Traffic { passes: 2, promoted, boundaries, ..Traffic::default() };
             let training = cheapest(1..=microbatches, |microbatch_group| {
                 traffic.minibatch(microbatches, microbatch_group)
@@ -195,11 +188,11 @@ mod tests {
         };
         assert_eq!(chosen(1000, 1, 8), (8, 16));
         assert_eq!(chosen(1000, 1, 1), (1, 16));
-        // The boundaries of four microbatches, down and up and again as gradients, against three promotions of
+        // The boundaries of four microbatches, up again as activations and as gradients, against three promotions of
         // everything.
-        assert_eq!((chosen(80, 30, 4).0, chosen(80, 29, 4).0), (1, 4));
-        // The boundaries of sixteen batches, down and up, against fifteen promotions.
-        assert_eq!((chosen(64, 30, 4).1, chosen(64, 29, 4).1), (1, 16));
+        assert_eq!((chosen(80, 60, 4).0, chosen(80, 59, 4).0), (1, 4));
+        // The boundaries of sixteen batches, up again, against fifteen promotions.
+        assert_eq!((chosen(64, 60, 4).1, chosen(64, 59, 4).1), (1, 16));
         let adds_up = Traffic { gradients: 100, summed: 40, ..Traffic::default() };
         assert_eq!(
             cheapest(1..=8, |microbatch_group| adds_up.minibatch(8, microbatch_group)),

@@ -122,6 +122,16 @@ struct DeviceHeadroom<'a> {
     partial: &'a [BTreeSet<usize>],
 }
 
+/// Returns whether a device that does not fit all masters may have some of them.
+pub(super) fn may_divide(asked: OptimizerPlacement, devices: &[LogicalDevice]) -> bool {
+    let [device] = devices else { return false };
+    match asked {
+        OptimizerPlacement::Partial => true,
+        OptimizerPlacement::Auto => device.spec.kind != DeviceKind::Cpu,
+        OptimizerPlacement::Host | OptimizerPlacement::Device => false,
+    }
+}
+
 /// Places the optimizer of every task of a run, in which copies of the `shaped` tasks may be added later.
 pub(super) fn place(
     asked: OptimizerPlacement,
@@ -132,12 +142,7 @@ pub(super) fn place(
     let device = devices.first().ok_or(EngineError::NoDevice)?;
     let stepper = device.stepper();
     let gpu = device.spec.kind != DeviceKind::Cpu;
-    let divides = match asked {
-        OptimizerPlacement::Partial => true,
-        OptimizerPlacement::Auto => gpu,
-        OptimizerPlacement::Host | OptimizerPlacement::Device => false,
-    };
-    let partial = match divides && devices.len() == 1 {
+    let partial = match may_divide(asked, devices) {
         true => {
             let free = free_bytes(tasks.iter().chain(shaped), limits);
             resident_buffers(tasks, free, |task| obstacle(task, &stepper))

@@ -7,7 +7,7 @@
 use crate::train_task::TrainTask;
 use hydra_core::{Chain, Encoding, FloatType, TaskId};
 use hydra_spill::ParamBufferId;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// A buffer that several tasks share.
@@ -17,6 +17,11 @@ pub(crate) struct SharedBuffer {
     pub id: ParamBufferId,
     /// The bytes that the store holds for it.
     pub bytes: u64,
+}
+
+/// The bytes of shared buffers, each counted once.
+pub(crate) fn bytes_once(buffers: impl Iterator<Item = SharedBuffer>) -> u64 {
+    buffers.collect::<BTreeSet<_>>().into_iter().map(|buffer| buffer.bytes).sum()
 }
 
 /// Everything that a buffer's initial values and its tier depend on.

@@ -30,6 +30,18 @@ impl SkippedTasks {
         Self { allowed, skipped: Vec::new(), first: None }
     }
 
+    /// The same skipped tasks, to which a candidate of the search adds its own.
+    pub(super) fn without_error(&self) -> Self {
+        Self { skipped: self.skipped.clone(), ..Self::new(self.allowed) }
+    }
+
+    /// Logs the skipped tasks.
+    pub(super) fn warn(&self) {
+        for Skipped { name, reason, .. } in &self.skipped {
+            tracing::warn!("task `{name}` can never fit and is skipped: {reason}");
+        }
+    }
+
     /// Skips a task that does not fit.
     ///
     /// # Errors
@@ -43,7 +55,6 @@ impl SkippedTasks {
             return Err(refused(&task.name)(error));
         }
         let (name, config, reason) = (task.name.clone(), task.config.clone(), with_causes(&error));
-        tracing::warn!("task `{name}` can never fit and is skipped: {reason}");
         self.skipped.push(Skipped { name, config, reason });
         self.first.get_or_insert_with(|| refused(&task.name)(error));
         Ok(())

@@ -32,7 +32,9 @@ pub(super) fn costs_with_sums(
         let rules = Rules::new(budget, reserve, profile.measured);
         let shards = cut(cut_by, &rules).ok()?;
         let summable = |layers: &Range<usize>| summable_bytes(&task.chain, layers.clone());
-        let traffic = Traffic::of_shards(profile, &rules, &shards, summable);
+        let first_trained =
+            task.program(&shards, task.chain.first_trained(), MicrobatchGroup::ONE).first_trained;
+        let traffic = Traffic::of_shards(profile, &rules, (&shards, first_trained), summable);
         Some(cheapest(least..=most, |microbatch_group| traffic.minibatch(microbatches, microbatch_group)))
     };
     let ((microbatch_group, sums), (_, plain)) = (moved(&with_sums)?, moved(profile)?);

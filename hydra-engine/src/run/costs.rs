@@ -1,10 +1,9 @@
 //! Device costs known before anything runs, for recorded and predicted runs.
 
-use crate::admission::{Admission, AdmittedTask, SharedBuffer};
+use crate::admission::{Admission, AdmittedTask, bytes_once};
 use crate::device::LogicalDevice;
 use hydra_partition::PartitionPlan;
 use hydra_sched::{DeviceCost, WorkingBytes};
-use std::collections::BTreeSet;
 
 /// The costs of a device. If parameters are copied to it, all of its budget for tasks counts as cache; a simulated
 /// link has its bandwidth.
@@ -51,9 +50,7 @@ pub(super) fn working_bytes(task: &AdmittedTask, plan: &PartitionPlan, shard: us
 /// The host memory of a run for unshared masters and models within a minibatch. `None` if tasks are queued, which the
 /// simulator does not model.
 pub(super) fn host_bytes(admission: &Admission) -> Option<u64> {
-    let shared: BTreeSet<SharedBuffer> =
-        admission.tasks.iter().flat_map(|task| task.storage.shared_in_memory()).collect();
-    let shared: u64 = shared.into_iter().map(|shared| shared.bytes).sum();
+    let shared = bytes_once(admission.tasks.iter().flat_map(|task| task.storage.shared_in_memory()));
     let others = admission.host_ahead_bytes + admission.host_working_bytes + shared;
     admission.max_concurrent.is_none().then(|| admission.host_admitted_bytes.saturating_sub(others))
 }

@@ -8,7 +8,9 @@ use super::costs::{device_cost, host_bytes, split_off_cache, working_bytes};
 use super::rates::{HostRates, Seconds};
 use super::setup::{AdmittedRun, PolicyChoice};
 use super::threads::host_threads;
-use crate::admission::{AdmittedTask, Place, ShardBuffers, stored_bytes, timed_plans};
+use crate::admission::{
+    AdmittedTask, Boundaries, Place, ShardBuffers, gradient_bytes, stored_bytes, timed_plans,
+};
 use crate::device::{LogicalDevice, processors};
 use crate::error::EngineError;
 use crate::protocol::Clock;
@@ -346,18 +348,12 @@ fn output_bytes(moved: &[(u64, u64)], shard: usize, first_trained: usize) -> f64
 fn activation_bytes(cost: &TaskCost, moved: &[(u64, u64)], shard: usize) -> f64 {
     let (trained, last) = (shard >= cost.first_trained, shard + 1 == moved.len());
     let (input, gradient) = (moved[shard].1, moved.get(shard + 1).map_or(0, |next| next.1));
-    let is_handed_on = cost.microbatch_group == 1;
-    let forward = if is_handed_on || last { 0 } else { input };
+    let unless_handed_on = |bytes| if cost.microbatch_group == 1 { 0 } else { bytes };
+    let forward = if last { 0 } else { unless_handed_on(input) };
     let backward = match (trained, last) {
         (false, _) => 0,
-        (true, true) => {
-            if is_handed_on {
-                0
-            } else {
-                input
-            }
-        }
-        (true, false) => input + if is_handed_on { 0 } else { gradient },
+        (true, true) => unless_handed_on(input),
+        (true, false) => input + unless_handed_on(gradient),
     };
     let promotions = u64::from(!last) + u64::from(trained);
     (cost.microbatch_group * (forward + backward)) as f64 / promotions.max(1) as f64
@@ -538,29 +534,19 @@ fn moved(((task, admitted), program): ((&TrainTask, &AdmittedTask), &Program), m
     };
     let shards: Vec<(u64, u64)> =
         plan.shards.iter().enumerate().map(|(index, of)| (gradients(index, of), input(of))).collect();
-    // The first microbatch group's gradients that are accumulated on the device are downloaded as one sum.
-    let summed = program.microbatch_group.microbatches.min(program.microbatches.each) as u64 - 1;
-    let saved = (0..shards.len())
-        .filter(|index| is_moved(*index))
-        .map(|index| summed * admitted.memory.accumulation_bytes[index]);
-    let saved: u64 = saved.sum();
-    let (microbatches, last) = (program.microbatches.each as u64, shards.len() - 1);
-    let inputs =
-        |from: usize, to: usize| shards.iter().take(to).skip(from).map(|(_, input)| input).sum::<u64>();
-    let backward = |from: usize| inputs(from.max(1), last + 1);
-    // The input of each backward except the last shard's was downloaded by the forward.
-    let mut up = inputs(program.first_trained, last);
-    if program.microbatch_group.microbatches > 1 {
-        up += backward(0) + backward(program.first_trained + 1);
-    }
+    let each: u64 = shards.iter().map(|(gradients, _)| gradients).sum();
+    let summed = (0..shards.len()).filter(|index| is_moved(*index));
+    let summed: u64 = summed.map(|index| admitted.memory.accumulation_bytes[index]).sum();
+    let (microbatches, microbatch_group) = (program.microbatches.each, program.microbatch_group.microbatches);
+    let inputs: Vec<u64> = shards.iter().map(|(_, input)| *input).collect();
+    let boundaries = Boundaries::new(&inputs, program.first_trained);
     let on_disk = || task.chain.buffers().iter().zip(&admitted.storage.on_disk).filter(|(_, is)| **is);
     ForecastTask {
         name: admitted.name.clone(),
         parameter_bytes: plan.shards.iter().map(|shard| shard.param_bytes).sum(),
-        boundary_up_bytes: microbatches * up,
-        boundary_down_bytes: microbatches * (backward(0) + backward(program.first_trained + 1)),
-        gradient_down_bytes: (microbatches * shards.iter().map(|(gradients, _)| gradients).sum::<u64>())
-            .saturating_sub(saved),
+        boundary_up_bytes: microbatches as u64 * boundaries.up(microbatch_group),
+        boundary_down_bytes: microbatches as u64 * boundaries.down(),
+        gradient_down_bytes: gradient_bytes(microbatches, microbatch_group, each, summed),
         disk_parameter_bytes: on_disk().map(|(buffer, _)| buffer.bytes()).sum(),
         disk_step_bytes: on_disk()
             .filter(|(buffer, _)| buffer.trained)

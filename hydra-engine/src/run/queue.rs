@@ -1,9 +1,8 @@
 //! The tasks that are queued for host memory.
 
 use super::memory::RunMemory;
-use crate::admission::SharedBuffer;
+use crate::admission::RunningTasks;
 use crate::task::{LiveTask, TaskInfo};
-use std::collections::BTreeSet;
 
 /// Decides when tasks start: all at the beginning, or as host memory becomes free.
 pub(super) struct Queue {
@@ -31,25 +30,15 @@ impl Queue {
     pub(super) fn may_begin<'a>(&self, tasks: &'a [LiveTask], memory: &RunMemory) -> Vec<&'a LiveTask> {
         let waiting = tasks.iter().filter(|task| task.phase.is_waiting() && !task.is_paused());
         let Some(most) = self.max_concurrent else { return waiting.collect() };
-        let begun = || tasks.iter().filter(|task| task.has_begun()).map(|task| &task.info.admitted);
+        let begun = || tasks.iter().filter(|task| task.has_begun());
         if begun().count() >= most || waiting.clone().next().is_none() {
             return Vec::new();
         }
-        let masters: u64 = begun().map(|of| of.storage.memory_bytes()).sum();
-        let shared: BTreeSet<SharedBuffer> = begun().flat_map(|of| of.storage.shared_in_memory()).collect();
-        let in_common: u64 = shared.iter().map(|shared| shared.bytes).sum();
-        // The largest models within a minibatch, one for each device, in descending order.
-        let mut active: Vec<u64> = begun().map(|of| of.memory.active_bytes).collect();
-        active.sort_unstable_by(|a, b| b.cmp(a));
-        active.truncate(self.devices);
-        let within: u64 = active.iter().sum();
-        let least = if active.len() < self.devices { 0 } else { active.last().copied().unwrap_or(0) };
+        let shares = begun().map(|task| task.info.admitted.host_share());
+        let running = RunningTasks::new(shares, self.devices);
         let has_space = |info: &TaskInfo| {
-            let storage = &info.admitted.storage;
-            let more = info.admitted.memory.active_bytes.saturating_sub(least);
-            let brought = storage.shared_in_memory().filter(|buffer| !shared.contains(buffer));
-            let all = masters + in_common + storage.memory_bytes() + brought.map(|of| of.bytes).sum::<u64>();
-            all + within + more + memory.compared_bytes(info) <= memory.for_tasks
+            let bytes = running.bytes_with(&info.admitted.host_share());
+            bytes.saturating_add(memory.compared_bytes(info)) <= memory.for_tasks
         };
         waiting.filter(|task| has_space(&task.info)).collect()
     }

@@ -138,6 +138,33 @@ fn gradients_of_a_group_add_up_on_the_device() {
 }
 
 #[test]
+fn a_minibatch_moves_the_bytes_that_are_predicted() {
+    let spec = TrainSpec { eval_every: None, length: Length::Steps(3), shuffle: false, ..spec() };
+    // Predicted and moved bytes of boundaries, in both directions; moved ones include the inputs of the chain.
+    let moved = |microbatch_group: usize| {
+        let admitted = || {
+            let task = TrainTask::new("task", chain(), tokens(48, 1), spec.clone());
+            let task = task.cuts(vec![1, 2, 3, 4]).microbatch_group(microbatch_group);
+            let mut run = cut().orchestrator();
+            run.submit(task).expect("a task");
+            run.admit().expect("it fits")
+        };
+        let forecast = admitted().forecast().expect("rates").expect("a forecast");
+        let predicted = &forecast.tasks[0];
+        let moved = admitted().start().expect("a run").transfers;
+        let gradients = 3 * predicted.gradient_down_bytes;
+        if microbatch_group > 1 {
+            assert_eq!(moved.demoted_bytes, gradients + 3 * predicted.boundary_down_bytes);
+        }
+        let others = moved.promoted_bytes - moved.parameter_bytes + moved.demoted_bytes - gradients;
+        [3 * (predicted.boundary_up_bytes + predicted.boundary_down_bytes), others]
+    };
+    let [one, two, four] = [1, 2, 4].map(moved);
+    assert_eq!(two, four);
+    assert!(four[1] - one[1] <= four[0] - one[0], "{one:?} {four:?}");
+}
+
+#[test]
 fn shards_are_short_enough_for_gradients_to_add_up() {
     let spec = TrainSpec { eval_every: None, length: Length::Steps(2), shuffle: false, ..spec() };
     let [least, standing] = least_for(task(), 1);
