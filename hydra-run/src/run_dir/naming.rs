@@ -5,7 +5,7 @@
 
 use crate::run_dir::differences::{Differences, Settings, place, settings, shown};
 use crate::run_dir::spec::{Notation, RunSpec};
-use crate::settings::Configuration;
+use crate::settings::{Configuration, Setting};
 use crate::terminal::Usage;
 use hydra_search::{Parameter, Range, Search, TrialId};
 use serde_json::Value;
@@ -17,27 +17,12 @@ const LONGEST: usize = 80;
 const LONGEST_PART: usize = 40;
 /// The settings that name a task which differs from no other, as far as it has them.
 const ALONE: [&str; 3] = ["batch", "lr", "lora"];
-/// Abbreviations of settings in names.
-const SHORT: [(&str, &str); 12] = [
-    ("batch", "b"),
-    ("lr", "lr"),
-    ("weight_decay", "wd"),
-    ("accumulate", "acc"),
-    ("epochs", "ep"),
-    ("lora", "r"),
-    ("lora_alpha", "alpha"),
-    ("lora_dropout", "ldrop"),
-    ("dropout", "drop"),
-    ("context", "ctx"),
-    ("decay_steps", "decay"),
-    ("decay_to", "to"),
-];
 /// Settings whose values appear without the setting's name.
 const BARE: [&str; 5] = ["model", "data", "optimizer", "schedule", "dtype"];
 
 /// Returns the component of a name for one setting.
 fn part(name: &str, value: &Value) -> String {
-    let short = SHORT.iter().find(|(known, _)| *known == name).map(|(_, short)| (*short).to_owned());
+    let short = Setting::named(name).map(|setting| setting.short.to_owned());
     let long = || name.replace('_', "-");
     match value {
         Value::Null => format!("no{}", long()),

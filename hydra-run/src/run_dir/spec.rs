@@ -7,8 +7,8 @@ use crate::run_dir::run_command::{RunCommand, read_commands};
 use crate::settings::TaskName;
 use crate::settings::flags::{self, GivenFlags};
 use crate::settings::{
-    AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, ModelSettings,
-    PartSettings, RunSettings, SaveSettings, SearchSettings, TrainingSettings, find_base,
+    AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, Group,
+    ModelSettings, PartSettings, RunSettings, SaveSettings, SearchSettings, TrainingSettings, find_base,
 };
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -214,15 +214,15 @@ impl RunSpec {
 
     /// Fails on lists of values that would have no effect.
     fn check_lists(&self) -> Result<(), Usage> {
-        self.grid.check()?;
         if let Some(flag) = self.search.idle() {
             return Err(Usage::new(format!(
                 "{flag} applies to a search, and a grid trains every combination: add --search, or omit {flag}"
             )));
         }
-        let of_adapters = ["lora_alpha", "lora_dropout"].iter().any(|name| self.grid.has(name));
-        if of_adapters && self.adapters.lora.is_empty() {
-            return Err(Usage::new("lists of --lora-alpha and --lora-dropout apply to adapters: add --lora"));
+        if self.grid.has_any(Group::Adapters) && self.adapters.lora.is_empty() {
+            return Err(Usage::new(
+                "lists of --lora-alpha, --lora-dropout and --lora-targets apply to adapters: add --lora",
+            ));
         }
         let has = |name: &str| self.grid.has(name) || self.search.has(name);
         let prefers = |model: &ModelSettings| model.task == Some(TaskName::Preference);
@@ -251,7 +251,7 @@ impl RunSpec {
 
     /// Returns all configurations of the grid, also those outside the run's part.
     pub(crate) fn whole_grid(&self) -> Result<Vec<Configuration>, Usage> {
-        let grid = self.grid.of(self.adapters.grid(&self.training)?);
+        let grid = self.grid.of(&self.training, &self.adapters)?;
         if self.models.is_empty() {
             return self.named(grid);
         }
@@ -370,6 +370,7 @@ fn check_values(spec: &Table) -> Result<()> {
     models.into_iter().try_for_each(flags::check::<ModelSettings>)?;
     group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
     group("adapters").map_or(Ok(()), flags::check::<AdapterSettings>)?;
+    group("grid").map_or(Ok(()), |lists| Grid::try_from(lists.clone()).map(drop))?;
     group("search").map_or(Ok(()), flags::check::<SearchSettings>)?;
     group("save").map_or(Ok(()), flags::check::<SaveSettings>)?;
     group("tasks").map_or(Ok(()), flags::check::<PartSettings>)?;

@@ -136,6 +136,11 @@ impl FromStr for Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Grid;
+
+    fn all(training: &TrainingSettings) -> Vec<Configuration> {
+        Grid::default().of(training, &flags::defaults()).unwrap()
+    }
 
     fn training(batch: &[usize], rates: usize) -> TrainingSettings {
         let lr = (1..=rates).map(|rate| rate as f64 * 1e-4).collect();
@@ -149,7 +154,7 @@ mod tests {
             (TrainingSettings { steps: Some(40), epochs: None, ..training(&[32, 8, 4], 7) }, true),
             (training(&[8], 5), false),
         ] {
-            let grid = training.grid().unwrap();
+            let grid = all(&training);
             for parts in 1..=grid.len() {
                 let of = divided(&grid, &training, parts);
                 let loads: Vec<f64> = (1..=parts)
@@ -178,7 +183,7 @@ mod tests {
     fn tasks_that_see_as_many_examples_are_mixed() {
         // By epochs, a batch of 4 and one of 16 see as much: each part has both.
         let training = training(&[16, 4], 2);
-        let grid = training.grid().unwrap();
+        let grid = all(&training);
         assert_eq!(divided(&grid, &training, 2), [1, 2, 1, 2]);
     }
 
@@ -203,7 +208,7 @@ mod tests {
     #[test]
     fn tasks_by_name_and_parts_without_tasks() {
         let training = training(&[8], 2);
-        let grid = training.grid().unwrap();
+        let grid = all(&training);
         let only = |name: &str| PartSettings { part: None, only: vec![name.to_owned()] };
         let found = only("b8-lr2e-4").of(grid.clone(), &training).unwrap();
         assert_eq!(found, grid[1..]);
