@@ -108,7 +108,7 @@ impl RunSpec {
         }
         if !self.models.is_empty() {
             // These belong to the model, and some of them are unknown before it is read.
-            let own = |name: &&str| one.changes.contains_key(*name);
+            let own = |name: &&str| one.changes.contains_key(*name) || self.grid.has(name);
             let of_model =
                 ["data", "context", "dropout", "dtype", "pack"].into_iter().filter(|name| !own(name));
             of_model.for_each(|name| drop(settings.remove(name)));
@@ -158,8 +158,11 @@ impl RunSpec {
 
     /// Returns a unique name for each model: its own, or the name of its data if models share a name.
     fn model_names(&self) -> Vec<String> {
+        // In a grid of contexts, each model follows itself with other contexts, which name its tasks.
+        let contexts = self.grid.contexts();
         let of = |text: fn(&crate::settings::ModelSettings) -> String| -> Vec<String> {
-            self.all_models().map(|model| safe(&text(model)).chars().take(LONGEST_PART).collect()).collect()
+            let models = self.all_models().step_by(contexts);
+            models.map(|model| safe(&text(model)).chars().take(LONGEST_PART).collect()).collect()
         };
         let differ = |names: &[String]| names.iter().collect::<BTreeSet<_>>().len() == names.len();
         let models = of(|model| model.short_name());
@@ -170,7 +173,7 @@ impl RunSpec {
             false if differ(&data) => data,
             false => models.iter().zip(&data).map(|(model, data)| format!("{model}-{data}")).collect(),
         };
-        chosen.iter().map(|name| taken.take(name)).collect()
+        chosen.iter().flat_map(|name| vec![taken.take(name); contexts]).collect()
     }
 
     /// Returns the settings in which the trials of the search can differ: those sampled from more than one value, and those of

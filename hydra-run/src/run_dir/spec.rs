@@ -7,8 +7,8 @@ use crate::run_dir::run_command::{RunCommand, read_commands};
 use crate::settings::TaskName;
 use crate::settings::flags::{self, GivenFlags};
 use crate::settings::{
-    AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, Group,
-    ModelSettings, PartSettings, RunSettings, SaveSettings, SearchSettings, TrainingSettings, find_base,
+    AdapterSettings, CheckpointArg, CheckpointSettings, Configuration, DeviceSettings, Grid, ModelSettings,
+    PartSettings, RunSettings, SaveSettings, SearchSettings, TrainingSettings, find_base,
 };
 use crate::terminal::Usage;
 use anyhow::{Context, Result, ensure};
@@ -103,7 +103,8 @@ impl RunSpec {
         if let [model] = models.as_mut_slice() {
             find_base(model, &mut adapters.adapter)?;
         }
-        let mut models = models.into_iter().map(ModelSettings::resolve).collect::<Result<Vec<_>>>()?;
+        let mut models =
+            grid.models(models).into_iter().map(ModelSettings::resolve).collect::<Result<Vec<_>>>()?;
         let model = models.remove(0);
         let (training, adapters) = (settings.training.resolve(), adapters.resolve()?);
         let mut spec = Self {
@@ -214,12 +215,14 @@ impl RunSpec {
 
     /// Fails on lists of values that would have no effect.
     fn check_lists(&self) -> Result<(), Usage> {
+        self.grid.check_contexts(1 + self.models.len())?;
         if let Some(flag) = self.search.idle() {
             return Err(Usage::new(format!(
                 "{flag} applies to a search, and a grid trains every combination: add --search, or omit {flag}"
             )));
         }
-        if self.grid.has_any(Group::Adapters) && self.adapters.lora.is_empty() {
+        let mut of_adapters = ["lora_alpha", "lora_dropout", "lora_targets"].into_iter();
+        if of_adapters.any(|name| self.grid.has(name)) && self.adapters.lora.is_empty() {
             return Err(Usage::new(
                 "lists of --lora-alpha, --lora-dropout and --lora-targets apply to adapters: add --lora",
             ));
@@ -297,7 +300,8 @@ impl RunSpec {
         ];
         if let Some((what, _)) = alone.into_iter().find(|(_, asked)| *asked && !self.models.is_empty()) {
             let count = 1 + self.models.len();
-            return Err(Usage::new(format!("{what} requires a single model, and --model names {count}")));
+            let named = if self.grid.has("context") { "--model and --context name" } else { "--model names" };
+            return Err(Usage::new(format!("{what} requires a single model, and {named} {count}")));
         }
         let dtype = self.model.dtype;
         match self.models.iter().find(|model| model.dtype != dtype) {

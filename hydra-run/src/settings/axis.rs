@@ -47,41 +47,40 @@ pub struct Setting {
     pub(super) sampling: Sampling,
 }
 
-const fn setting(
-    name: &'static str,
-    short: &'static str,
-    group: Group,
-    list: List,
-    sampling: Sampling,
-) -> Setting {
-    Setting { name, short, group, list, sampling }
+/// Defines the settings, each by its name, its abbreviation, its group, the place of its list, and whether a search samples it.
+macro_rules! settings {
+    ($($name:ident, $short:literal, $group:ident, $list:ident, $sampling:ident;)*) => {
+        /// The settings in which tasks may differ, in the order of their names.
+        static SETTINGS: &[Setting] = &[$(Setting {
+            name: stringify!($name), short: $short, group: Group::$group, list: List::$list, sampling: Sampling::$sampling,
+        }),*];
+    };
 }
 
-/// The settings in which tasks may differ, in the order of their names.
-#[rustfmt::skip]
-static SETTINGS: [Setting; 21] = [
-    setting("accumulate", "acc", Group::Training, List::Grid, Sampling::Never),
-    setting("batch", "b", Group::Training, List::Flag, Sampling::Measured),
-    setting("beta", "beta", Group::Model, List::Grid, Sampling::Never),
-    setting("clip", "clip", Group::Training, List::Grid, Sampling::Measured),
-    setting("decay_steps", "decay", Group::Training, List::Grid, Sampling::Free),
-    setting("decay_to", "to", Group::Training, List::Grid, Sampling::Free),
-    setting("dropout", "drop", Group::Model, List::Grid, Sampling::Never),
-    setting("epochs", "ep", Group::Training, List::Grid, Sampling::Never),
-    setting("gamma", "gamma", Group::Model, List::Grid, Sampling::Never),
-    setting("lora", "r", Group::Adapters, List::Flag, Sampling::Measured),
-    setting("lora_alpha", "alpha", Group::Adapters, List::Grid, Sampling::Never),
-    setting("lora_dropout", "ldrop", Group::Adapters, List::Grid, Sampling::Never),
-    setting("lora_targets", "on-", Group::Adapters, List::GridOfLists, Sampling::Never),
-    setting("lr", "lr", Group::Training, List::Flag, Sampling::Free),
-    setting("no_decay_norms", "no-decay-norms", Group::Training, List::Grid, Sampling::Free),
-    setting("optimizer", "", Group::Training, List::Grid, Sampling::Measured),
-    setting("schedule", "", Group::Training, List::Grid, Sampling::Free),
-    setting("seed", "seed", Group::Model, List::Grid, Sampling::Free),
-    setting("steps", "steps", Group::Training, List::Grid, Sampling::Never),
-    setting("warmup", "warmup", Group::Training, List::Grid, Sampling::Free),
-    setting("weight_decay", "wd", Group::Training, List::Grid, Sampling::Free),
-];
+settings! {
+    accumulate, "acc", Training, Grid, Never;
+    batch, "b", Training, Flag, Measured;
+    beta, "beta", Model, Grid, Never;
+    clip, "clip", Training, Grid, Measured;
+    context, "ctx", Model, Grid, Never;
+    decay_steps, "decay", Training, Grid, Free;
+    decay_to, "to", Training, Grid, Free;
+    dropout, "drop", Model, Grid, Never;
+    epochs, "ep", Training, Grid, Never;
+    gamma, "gamma", Model, Grid, Never;
+    lora, "r", Adapters, Flag, Measured;
+    lora_alpha, "alpha", Adapters, Grid, Never;
+    lora_dropout, "ldrop", Adapters, Grid, Never;
+    lora_targets, "on-", Adapters, GridOfLists, Never;
+    lr, "lr", Training, Flag, Free;
+    no_decay_norms, "no-decay-norms", Training, Grid, Free;
+    optimizer, "", Training, Grid, Measured;
+    schedule, "", Training, Grid, Free;
+    seed, "seed", Model, Grid, Free;
+    steps, "steps", Training, Grid, Never;
+    warmup, "warmup", Training, Grid, Free;
+    weight_decay, "wd", Training, Grid, Free;
+}
 
 impl Setting {
     /// The setting of this name, if tasks of a run may differ in it.
@@ -114,25 +113,20 @@ impl Setting {
         if let ("no_decay_norms", Ok(value)) = (self.name, text.parse()) {
             return Ok(Value::Boolean(value));
         }
-        let texts = flags::Texts::from([(self.name.to_owned(), text.to_owned())]);
-        let (settings, _) = flags::read::<Settings>(&texts).map_err(|error| error.to_string())?;
-        let mut table = Table::try_from(&settings).map_err(|error| error.to_string())?;
-        table.remove(self.name).ok_or_else(|| format!("{}: `{text}` is not a value", self.name))
+        match self.group {
+            Group::Adapters => value_of::<AdapterSettings>(self.name, text),
+            Group::Model => value_of::<ModelSettings>(self.name, text),
+            Group::Training => value_of::<TrainingSettings>(self.name, text),
+        }
     }
 }
 
-/// The groups of flags that read values.
-#[derive(Debug, Args, Serialize)]
-struct Settings {
-    #[command(flatten)]
-    #[serde(flatten)]
-    model: ModelSettings,
-    #[command(flatten)]
-    #[serde(flatten)]
-    training: TrainingSettings,
-    #[command(flatten)]
-    #[serde(flatten)]
-    adapters: AdapterSettings,
+/// Reads a value by the flag of a group.
+fn value_of<S: Args + Serialize>(name: &str, text: &str) -> Result<Value, String> {
+    let texts = flags::Texts::from([(name.to_owned(), text.to_owned())]);
+    let (settings, _) = flags::read::<S>(&texts).map_err(|error| error.to_string())?;
+    let mut table = Table::try_from(&settings).map_err(|error| error.to_string())?;
+    table.remove(name).ok_or_else(|| format!("{name}: `{text}` is not a value"))
 }
 
 /// A setting and a list of its values: one way in which the tasks of a run differ.

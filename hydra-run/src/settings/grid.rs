@@ -2,11 +2,14 @@
 
 use super::axis::{Axis, Group, Setting};
 use super::training::LENGTHS;
-use super::{AdapterSettings, Configuration, TrainingSettings, flags};
+use super::{AdapterSettings, Configuration, ModelSettings, TrainingSettings, flags};
 use crate::terminal::Usage;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
+
+/// The setting whose values are contexts of models, not changes of configurations.
+const CONTEXT: &str = "context";
 
 /// The axes of a grid in the order of their names, without those of the flags `--batch`, `--lr` and `--lora`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -30,11 +33,6 @@ impl Grid {
     /// Returns true if this setting has a list.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|axis| axis.name == name)
-    }
-
-    /// Returns true if a setting of this group has a list.
-    pub(crate) fn has_any(&self, group: Group) -> bool {
-        self.0.iter().any(|axis| Setting::group_of(&axis.name) == group)
     }
 
     /// Refuses a list of `epochs` or `steps` together with the other setting, which would have no effect.
@@ -61,7 +59,8 @@ impl Grid {
         let ranks = (!adapters.lora.is_empty()).then(|| Axis::new("lora", whole(&adapters.lora)));
         let flags = [Axis::new("batch", whole(&training.batch)), Axis::new("lr", training.lr.clone())];
         let mut grid = vec![Configuration::default()];
-        for Axis { name, values } in flags.iter().chain(&ranks).chain(&self.0) {
+        let others = self.0.iter().filter(|axis| axis.name != CONTEXT);
+        for Axis { name, values } in flags.iter().chain(&ranks).chain(others) {
             let with = |one: &Configuration, value: &Value| one.clone().with(name, value.clone());
             let longer = grid.iter().flat_map(|one| values.iter().map(move |value| with(one, value)));
             grid = longer.collect::<Result<_, _>>()?;
@@ -75,8 +74,37 @@ impl Grid {
 
     /// The list of `seed`, if there is one: the seeds of the configurations' initial weights.
     pub(crate) fn seeds(&self) -> Option<Vec<u64>> {
-        let Axis { values, .. } = self.0.iter().find(|axis| axis.name == "seed")?;
-        Some(values.iter().filter_map(|seed| u64::try_from(seed.as_integer()?).ok()).collect())
+        self.whole("seed")
+    }
+
+    /// The whole numbers in the list of a setting, if it has one.
+    fn whole<T: TryFrom<i64>>(&self, name: &str) -> Option<Vec<T>> {
+        let Axis { values, .. } = self.0.iter().find(|axis| axis.name == name)?;
+        Some(values.iter().filter_map(|value| T::try_from(value.as_integer()?).ok()).collect())
+    }
+
+    /// Each model with each context of the list, if there is one: each context needs data of its own.
+    pub(crate) fn models(&self, models: Vec<ModelSettings>) -> Vec<ModelSettings> {
+        let Some(contexts) = self.whole::<usize>(CONTEXT) else { return models };
+        let with = |one: ModelSettings| {
+            contexts.iter().map(move |context| ModelSettings { context: Some(*context), ..one.clone() })
+        };
+        models.into_iter().flat_map(with).collect()
+    }
+
+    /// The number of contexts of each model.
+    pub(crate) fn contexts(&self) -> usize {
+        self.whole::<usize>(CONTEXT).map_or(1, |contexts| contexts.len())
+    }
+
+    /// Refuses a list of contexts in a file that does not have each model with each of them.
+    pub(crate) fn check_contexts(&self, models: usize) -> Result<(), Usage> {
+        match models % self.contexts() {
+            0 => Ok(()),
+            _ => Err(Usage::new(
+                "grid.context: a spec has each model once for each of these, in [model] and [[models]]; change them together",
+            )),
+        }
     }
 }
 
@@ -123,23 +151,21 @@ impl Configuration {
         Ok(self)
     }
 
-    /// Its changes of the settings of a group.
-    fn changes_of(&self, is_it: impl Fn(Group) -> bool) -> Table {
-        let own = self.changes.iter().filter(|(name, _)| is_it(Setting::group_of(name)));
-        own.map(|(name, value)| (name.clone(), value.clone())).collect()
-    }
-
     /// Its changes of the model's and the adapters' settings; tasks with equal changes share one chain.
     pub(crate) fn of_model(&self) -> Table {
-        self.changes_of(|group| group != Group::Training)
+        let mut own = self.changes.clone();
+        own.retain(|name, _| Setting::group_of(name) != Group::Training);
+        own
     }
 
     /// The settings of a group, `of_run`, with its changes.
-    pub(crate) fn changed<S>(&self, of_run: &S, group: Group) -> Result<S, Usage>
-    where
-        S: Clone + Serialize + DeserializeOwned,
-    {
-        let changes = self.changes_of(|of| of == group);
+    pub(crate) fn changed<S: Clone + Serialize + DeserializeOwned>(
+        &self,
+        of_run: &S,
+        group: Group,
+    ) -> Result<S, Usage> {
+        let mut changes = self.changes.clone();
+        changes.retain(|name, _| Setting::group_of(name) == group);
         if changes.is_empty() {
             return Ok(of_run.clone());
         }
@@ -149,11 +175,6 @@ impl Configuration {
         }
         table.extend(changes);
         table.try_into().map_err(Usage::from_error)
-    }
-
-    /// The adapter settings of the run with this configuration's changes.
-    pub(crate) fn adapters(&self, of_run: &AdapterSettings) -> Result<AdapterSettings, Usage> {
-        self.changed(of_run, Group::Adapters)
     }
 
     /// Its changed number for a setting, if it has one.
@@ -228,8 +249,8 @@ mod tests {
         for (text, says) in [
             ("weight_decay", "expected NAME=VALUE,.."),
             (
-                "context=64,128",
-                "`context` cannot have a list of values: lists are for batch, lora, lr, accumulate, beta, clip",
+                "dtype=f32,bf16",
+                "`dtype` cannot have a list of values: lists are for batch, lora, lr, accumulate, beta, clip",
             ),
             ("optimizer=adamw,adan", "optimizer: unknown value `adan`: expected one of"),
             ("weight_decay=0,x", "weight_decay: `x` is not a number"),

@@ -1,6 +1,6 @@
 //! Parts of a grid, which several runs train.
 
-use super::{Configuration, TrainingSettings, flags};
+use super::{Configuration, Group, TrainingSettings, flags};
 use crate::machine::text_in_files;
 use crate::terminal::Usage;
 use clap::Args;
@@ -86,15 +86,11 @@ pub(crate) fn divided(grid: &[Configuration], training: &TrainingSettings, parts
 /// The examples of a configuration (in epochs, if the spec has no number of steps) and its minibatches.
 fn work(one: &Configuration, training: &TrainingSettings) -> (f64, f64) {
     let batch = one.batch as f64;
-    let own = |name: &str| one.changes.get(name)?.as_integer().map(|count| count as f64);
-    let has_own_length = own("steps").is_some() || own("epochs").is_some();
-    let of_run = |count: Option<usize>| count.filter(|_| !has_own_length).map(|count| count as f64);
-    match own("steps").or(of_run(training.steps)) {
-        Some(steps) => (steps * batch, steps),
-        None => {
-            let epochs = own("epochs").or(of_run(training.epochs)).unwrap_or(1.0);
-            (epochs, epochs / batch)
-        }
+    // Settings that cannot be read are refused where a task is made.
+    let own = one.changed(training, Group::Training).unwrap_or_else(|_| training.clone());
+    match (own.steps, own.epochs.unwrap_or(1) as f64) {
+        (Some(steps), _) => (steps as f64 * batch, steps as f64),
+        (None, epochs) => (epochs, epochs / batch),
     }
 }
 
