@@ -4,7 +4,7 @@ use super::Cli;
 use super::foreign::{NamedValue, Suggestion, suggestion};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, CommandFactory};
-use hydra_run::settings::{SAMPLED, is_varied};
+use hydra_run::settings::Setting;
 use std::error::Error;
 use std::ffi::OsString;
 
@@ -215,7 +215,7 @@ fn several_values(line: &Line, command: &Command) -> Option<(String, String)> {
     let name = item.name();
     let flag = flag_of(command, &name).filter(|flag| flag.get_action().takes_values())?;
     let list = format!("{} {}", item.typed, quoted(&item.values.join(",")));
-    let in_grid = SAMPLED.contains(&name.as_str()) || is_varied(&name);
+    let in_grid = Setting::named(&name).is_some();
     let takes_list = flag.get_value_delimiter().is_some() || in_grid && GRIDS.contains(&line.command);
     let message = match (takes_list, in_grid) {
         (true, _) => format!("the values of {} are separated by commas: write {list}", item.typed),
@@ -248,10 +248,7 @@ fn other_value(error: &clap::Error, line: &Line, command: &Command) -> Option<(S
     let typed = flag.split([' ', '=']).next()?.to_owned();
     let item = line.items.iter().find(|item| item.typed == typed)?;
     let (name, value) = (item.name(), item.values.first()?);
-    if value.contains(',')
-        && !GRIDS.contains(&line.command)
-        && (SAMPLED.contains(&name.as_str()) || is_varied(&name))
-    {
+    if value.contains(',') && !GRIDS.contains(&line.command) && Setting::named(&name).is_some() {
         let said = error.render().to_string();
         let said = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
         let message = format!(

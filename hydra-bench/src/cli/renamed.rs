@@ -72,7 +72,7 @@ pub(crate) fn current_keyword(command: &str, keyword: &str) -> Option<(String, S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hydra_run::settings::{SAMPLED, is_varied};
+    use hydra_run::settings::Setting;
 
     fn read(line: &str) -> (String, Vec<String>) {
         let (made, notes) = with_current_flags(line.split_whitespace().map(OsString::from).collect());
@@ -126,7 +126,7 @@ mod tests {
     fn none_of_the_renamed_settings_can_vary() {
         for name in RENAMED.into_iter().flat_map(|(old, current)| [old, current]) {
             let name = name.replace('-', "_");
-            assert!(!SAMPLED.contains(&name.as_str()) && !is_varied(&name), "{name}");
+            assert!(Setting::named(&name).is_none(), "{name}");
         }
     }
 }

@@ -1,10 +1,8 @@
 //! Flags with a list or a range instead of one value, rewritten as lists of a grid or samples of a search.
 
-use hydra_run::settings::{SAMPLED, is_varied};
+use hydra_run::settings;
 use std::ffi::OsString;
 
-/// The settings whose flags take lists themselves.
-const LISTS: [&str; 3] = ["batch", "lora", "lr"];
 /// The prefixes of ranges.
 const RANGES: [&str; 3] = ["int:", "log:", "uniform:"];
 /// The prefix of a list in the notation of a search space.
@@ -17,6 +15,7 @@ struct Setting {
     at: usize,
     /// The number of its arguments: one or two.
     arguments: usize,
+    setting: &'static settings::Setting,
     name: String,
     value: String,
     /// True if it is the value of a `--sample`.
@@ -37,11 +36,9 @@ impl Setting {
             false => (flag.to_owned(), value),
         };
         let (arguments, name) = (count, name.replace('-', "_"));
-        let this = Self { at, arguments, name, value, sampled };
-        let known = LISTS.contains(&this.name.as_str())
-            || SAMPLED.contains(&this.name.as_str())
-            || is_varied(&this.name);
-        (known && (sampled || this.is_range() || this.is_list())).then_some(this)
+        let setting = settings::Setting::named(&name)?;
+        let this = Self { at, arguments, setting, name, value, sampled };
+        (sampled || this.is_range() || this.is_list()).then_some(this)
     }
 
     fn is_range(&self) -> bool {
@@ -49,7 +46,7 @@ impl Setting {
     }
 
     fn is_list(&self) -> bool {
-        self.value.contains(',') || self.value.starts_with(CHOICE)
+        self.value.contains(self.setting.separator()) || self.value.starts_with(CHOICE)
     }
 
     /// The argument that adds it to a search space.
@@ -60,9 +57,9 @@ impl Setting {
     /// The argument that adds it to a grid.
     fn of_grid(&self) -> String {
         let list = self.value.strip_prefix(CHOICE).unwrap_or(&self.value);
-        match LISTS.contains(&self.name.as_str()) {
-            true => format!("--{}={list}", self.name),
-            false => format!("--grid={}={list}", self.name),
+        match self.setting.list_flag() {
+            "grid" => format!("--grid={}={list}", self.name),
+            own => format!("--{own}={list}"),
         }
     }
 }
@@ -123,6 +120,10 @@ mod tests {
             (
                 "hydra --optimizer adamw,sgd --lr 1e-3,3e-4 --epochs 2",
                 "hydra --grid=optimizer=adamw,sgd --lr=1e-3,3e-4 --epochs 2",
+            ),
+            (
+                "hydra select --lora 2 --lora-targets q,v;all-linear",
+                "hydra select --lora 2 --grid=lora_targets=q,v;all-linear",
             ),
             ("hydra select --batch=choice:8,16 --seed 0,1", "hydra select --batch=8,16 --grid=seed=0,1"),
             (

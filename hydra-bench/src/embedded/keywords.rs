@@ -2,7 +2,7 @@
 
 use crate::cli::{Cli, NamedValue, current_keyword, keyword_suggestion};
 use clap::{ArgAction, CommandFactory};
-use hydra_run::settings::is_varied;
+use hydra_run::settings::Setting;
 
 /// A flag of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub fn keywords(command: &str) -> Vec<Keyword> {
         value: flag
             .get_action()
             .takes_values()
-            .then(|| value_of(flag, lists && is_varied(&long.replace('-', "_")))),
+            .then(|| value_of(flag, lists && Setting::named(&long.replace('-', "_")).is_some())),
         help: flag.get_help().map(ToString::to_string).unwrap_or_default(),
     };
     flags.map(keyword).collect()
@@ -43,7 +43,7 @@ fn value_of(flag: &clap::Arg, is_varied: bool) -> String {
     names.join(" ")
         + if repeated {
             " .."
-        } else if is_varied {
+        } else if is_varied && flag.get_value_delimiter().is_none() {
             ",.."
         } else {
             ""

@@ -66,6 +66,29 @@ fn a_grid_of_ranks_has_the_bits_of_one_at_a_time_and_adapters_are_evaluated_with
 }
 
 #[test]
+fn lists_of_targets_and_of_scalings_are_grids_with_the_bits_of_each_alone() {
+    let root = TempDir::new().unwrap();
+    let train = |name: &str, flags: &str| {
+        let common = " --devices cpu:1x1 --device-memory 256MiB";
+        tuned(&root.path().join(name), &format!("--lora 2 {flags}{common}"))
+    };
+    for (list, names, alone) in [
+        (
+            "--lora-targets q_proj;q_proj,mlp.down_proj",
+            ["on-q_proj", "on-q_proj_mlp.down_proj"],
+            "--lora-targets q_proj,mlp.down_proj",
+        ),
+        ("--lora-alpha 8,16", ["alpha8", "alpha16"], "--lora-alpha 16"),
+    ] {
+        let (all, alone) = (train(&format!("{}-all", names[0]), list), train(names[0], alone));
+        let tasks = all["tasks"].as_array().unwrap();
+        assert_eq!(tasks.iter().map(|task| &task["name"]).collect::<Vec<_>>(), names);
+        assert_eq!(tasks[1]["weights_sha256"], alone["tasks"][0]["weights_sha256"], "{list}");
+        assert_ne!(tasks[0]["weights_sha256"], tasks[1]["weights_sha256"], "{list}");
+    }
+}
+
+#[test]
 fn training_goes_on_from_adapters_and_merged_models_say_the_same() {
     let root = TempDir::new().unwrap();
     let first = root.path().join("first");

@@ -94,6 +94,34 @@ fn lists_of_any_setting_are_a_grid() {
     assert_eq!(same["weights_sha256"], json(&alone.join("report.json"))["tasks"][0]["weights_sha256"]);
 }
 
+#[test]
+fn a_list_of_contexts_or_epochs_has_the_bits_of_each_alone() {
+    let root = TempDir::new().unwrap();
+    let run = |command: &str, name: &str| {
+        let out = root.path().join(name);
+        let flags = "--model bytes-tiny --batch 64 --lr 3e-4 --no-initial-validation --devices cpu:1x1 --out";
+        let words = command.split_whitespace().chain(flags.split_whitespace());
+        says(&words.chain(out.to_str()).collect::<Vec<_>>());
+        json(&out.join("report.json"))["tasks"].clone()
+    };
+    for (flag, list, names, more) in [
+        ("context", "16,32", ["ctx16", "ctx32"], "--steps 2"),
+        ("epochs", "1,2", ["ep1", "ep2"], "--context 64"),
+    ] {
+        let tasks = run(&format!("select --{flag} {list} {more}"), flag);
+        let tasks = tasks.as_array().unwrap();
+        assert_eq!(tasks.iter().map(|task| &task["name"]).collect::<Vec<_>>(), names);
+        for (task, one) in tasks.iter().zip(list.split(',')) {
+            let alone =
+                run(&format!("train --{flag} {one} {more}"), names[usize::from(one == "2" || one == "32")]);
+            assert_eq!(task["weights_sha256"], alone[0]["weights_sha256"], "{flag} {one}");
+        }
+        assert_ne!(tasks[0]["weights_sha256"], tasks[1]["weights_sha256"], "{flag}");
+    }
+    let said = ["--context", "16,32", "--cuts", "2,4", "--steps", "1"];
+    crate::common::fails(&said, 2, &["--cuts requires a single model, and --model and --context name 2"]);
+}
+
 /// Trials of an asynchronous search start during the run. All shapes that their settings can produce were measured at the
 /// start, also if the first trial has another one.
 #[test]

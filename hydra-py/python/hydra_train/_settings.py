@@ -40,7 +40,7 @@ class Select(TypedDict, total=False):
     gamma: float | Sequence[float] | None
     problem_type: str | None
     columns: str | Sequence[str] | None
-    context: int | None
+    context: int | Sequence[int] | None
     loss_on: str | None
     pack: bool | None
     tokenizer: str | None
@@ -299,7 +299,7 @@ class Explain(TypedDict, total=False):
     gamma: float | Sequence[float] | None
     problem_type: str | None
     columns: str | Sequence[str] | None
-    context: int | None
+    context: int | Sequence[int] | None
     loss_on: str | None
     pack: bool | None
     tokenizer: str | None

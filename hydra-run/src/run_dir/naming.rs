@@ -5,7 +5,7 @@
 
 use crate::run_dir::differences::{Differences, Settings, place, settings, shown};
 use crate::run_dir::spec::{Notation, RunSpec};
-use crate::settings::Configuration;
+use crate::settings::{Configuration, Setting};
 use crate::terminal::Usage;
 use hydra_search::{Parameter, Range, Search, TrialId};
 use serde_json::Value;
@@ -17,27 +17,12 @@ const LONGEST: usize = 80;
 const LONGEST_PART: usize = 40;
 /// The settings that name a task which differs from no other, as far as it has them.
 const ALONE: [&str; 3] = ["batch", "lr", "lora"];
-/// Abbreviations of settings in names.
-const SHORT: [(&str, &str); 12] = [
-    ("batch", "b"),
-    ("lr", "lr"),
-    ("weight_decay", "wd"),
-    ("accumulate", "acc"),
-    ("epochs", "ep"),
-    ("lora", "r"),
-    ("lora_alpha", "alpha"),
-    ("lora_dropout", "ldrop"),
-    ("dropout", "drop"),
-    ("context", "ctx"),
-    ("decay_steps", "decay"),
-    ("decay_to", "to"),
-];
 /// Settings whose values appear without the setting's name.
 const BARE: [&str; 5] = ["model", "data", "optimizer", "schedule", "dtype"];
 
 /// Returns the component of a name for one setting.
 fn part(name: &str, value: &Value) -> String {
-    let short = SHORT.iter().find(|(known, _)| *known == name).map(|(_, short)| (*short).to_owned());
+    let short = Setting::named(name).map(|setting| setting.short.to_owned());
     let long = || name.replace('_', "-");
     match value {
         Value::Null => format!("no{}", long()),
@@ -123,7 +108,7 @@ impl RunSpec {
         }
         if !self.models.is_empty() {
             // These belong to the model, and some of them are unknown before it is read.
-            let own = |name: &&str| one.changes.contains_key(*name);
+            let own = |name: &&str| one.changes.contains_key(*name) || self.grid.has(name);
             let of_model =
                 ["data", "context", "dropout", "dtype", "pack"].into_iter().filter(|name| !own(name));
             of_model.for_each(|name| drop(settings.remove(name)));
@@ -173,8 +158,11 @@ impl RunSpec {
 
     /// Returns a unique name for each model: its own, or the name of its data if models share a name.
     fn model_names(&self) -> Vec<String> {
+        // In a grid of contexts, each model follows itself with other contexts, which name its tasks.
+        let contexts = self.grid.contexts();
         let of = |text: fn(&crate::settings::ModelSettings) -> String| -> Vec<String> {
-            self.all_models().map(|model| safe(&text(model)).chars().take(LONGEST_PART).collect()).collect()
+            let models = self.all_models().step_by(contexts);
+            models.map(|model| safe(&text(model)).chars().take(LONGEST_PART).collect()).collect()
         };
         let differ = |names: &[String]| names.iter().collect::<BTreeSet<_>>().len() == names.len();
         let models = of(|model| model.short_name());
@@ -185,7 +173,7 @@ impl RunSpec {
             false if differ(&data) => data,
             false => models.iter().zip(&data).map(|(model, data)| format!("{model}-{data}")).collect(),
         };
-        chosen.iter().map(|name| taken.take(name)).collect()
+        chosen.iter().flat_map(|name| vec![taken.take(name); contexts]).collect()
     }
 
     /// Returns the settings in which the trials of the search can differ: those sampled from more than one value, and those of

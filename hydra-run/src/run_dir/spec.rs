@@ -103,7 +103,8 @@ impl RunSpec {
         if let [model] = models.as_mut_slice() {
             find_base(model, &mut adapters.adapter)?;
         }
-        let mut models = models.into_iter().map(ModelSettings::resolve).collect::<Result<Vec<_>>>()?;
+        let mut models =
+            grid.models(models).into_iter().map(ModelSettings::resolve).collect::<Result<Vec<_>>>()?;
         let model = models.remove(0);
         let (training, adapters) = (settings.training.resolve(), adapters.resolve()?);
         let mut spec = Self {
@@ -214,15 +215,17 @@ impl RunSpec {
 
     /// Fails on lists of values that would have no effect.
     fn check_lists(&self) -> Result<(), Usage> {
-        self.grid.check()?;
+        self.grid.check_contexts(1 + self.models.len())?;
         if let Some(flag) = self.search.idle() {
             return Err(Usage::new(format!(
                 "{flag} applies to a search, and a grid trains every combination: add --search, or omit {flag}"
             )));
         }
-        let of_adapters = ["lora_alpha", "lora_dropout"].iter().any(|name| self.grid.has(name));
-        if of_adapters && self.adapters.lora.is_empty() {
-            return Err(Usage::new("lists of --lora-alpha and --lora-dropout apply to adapters: add --lora"));
+        let mut of_adapters = ["lora_alpha", "lora_dropout", "lora_targets"].into_iter();
+        if of_adapters.any(|name| self.grid.has(name)) && self.adapters.lora.is_empty() {
+            return Err(Usage::new(
+                "lists of --lora-alpha, --lora-dropout and --lora-targets apply to adapters: add --lora",
+            ));
         }
         let has = |name: &str| self.grid.has(name) || self.search.has(name);
         let prefers = |model: &ModelSettings| model.task == Some(TaskName::Preference);
@@ -251,7 +254,7 @@ impl RunSpec {
 
     /// Returns all configurations of the grid, also those outside the run's part.
     pub(crate) fn whole_grid(&self) -> Result<Vec<Configuration>, Usage> {
-        let grid = self.grid.of(self.adapters.grid(&self.training)?);
+        let grid = self.grid.of(&self.training, &self.adapters)?;
         if self.models.is_empty() {
             return self.named(grid);
         }
@@ -297,7 +300,8 @@ impl RunSpec {
         ];
         if let Some((what, _)) = alone.into_iter().find(|(_, asked)| *asked && !self.models.is_empty()) {
             let count = 1 + self.models.len();
-            return Err(Usage::new(format!("{what} requires a single model, and --model names {count}")));
+            let named = if self.grid.has("context") { "--model and --context name" } else { "--model names" };
+            return Err(Usage::new(format!("{what} requires a single model, and {named} {count}")));
         }
         let dtype = self.model.dtype;
         match self.models.iter().find(|model| model.dtype != dtype) {
@@ -370,6 +374,7 @@ fn check_values(spec: &Table) -> Result<()> {
     models.into_iter().try_for_each(flags::check::<ModelSettings>)?;
     group("training").map_or(Ok(()), flags::check::<TrainingSettings>)?;
     group("adapters").map_or(Ok(()), flags::check::<AdapterSettings>)?;
+    group("grid").map_or(Ok(()), |lists| Grid::try_from(lists.clone()).map(drop))?;
     group("search").map_or(Ok(()), flags::check::<SearchSettings>)?;
     group("save").map_or(Ok(()), flags::check::<SaveSettings>)?;
     group("tasks").map_or(Ok(()), flags::check::<PartSettings>)?;

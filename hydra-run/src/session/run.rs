@@ -41,6 +41,7 @@ use hydra_engine::{
 use hydra_models::data::DecodeMemory;
 use hydra_search::{Search, TrialId};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -303,14 +304,17 @@ fn submit(
 fn load(spec: &mut RunSpec, memory: &Arc<DecodeMemory>, resumed: bool) -> Result<Vec<(Model, Data)>> {
     let evaluated = spec.training.is_evaluated();
     let (seeds, several) = (spec.grid.seeds(), !spec.models.is_empty());
-    let mut models = Vec::new();
+    let (mut models, mut notes) = (Vec::new(), BTreeSet::new());
     for settings in std::iter::once(&mut spec.model).chain(&mut spec.models) {
         let mut model = Model::load(settings, memory)?;
         model.take_classes(&spec.adapters)?;
         let seeds = seeds.clone().unwrap_or_else(|| vec![settings.seed]);
         let of = if several { format!(" of {}", settings.short_name()) } else { String::new() };
         let which = format!("{of}{}", if resumed { " at the start" } else { "" });
-        tell(&model.note_of_origin(&spec.adapters, &seeds, &which));
+        let note = model.note_of_origin(&spec.adapters, &seeds, &which);
+        if notes.insert(note.clone()) {
+            tell(&note);
+        }
         let data = model.data(settings.text())?;
         settings.context = data.context;
         // The spec and the report name what is trained, also where the model's head decides it.

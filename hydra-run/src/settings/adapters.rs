@@ -1,6 +1,7 @@
 //! LoRA adapters of a frozen model.
 
-use super::{Configuration, ModelSettings, TrainingSettings, values};
+use super::axis::repeated;
+use super::{ModelSettings, values};
 use crate::terminal::Usage;
 use anyhow::Result;
 use clap::Args;
@@ -102,24 +103,10 @@ impl AdapterSettings {
                 "--lora-alpha, --lora-dropout, --lora-targets, --rslora, --modules-to-save and --merge need adapters; pass --lora RANK too",
             ));
         }
-        match self.lora.iter().enumerate().find(|(at, rank)| self.lora[..*at].contains(rank)) {
-            Some((_, rank)) => Err(Usage::new(format!("--lora {rank} is given twice; give each rank once"))),
+        match repeated(&self.lora) {
+            Some(rank) => Err(Usage::new(format!("--lora {rank} is given twice; give each rank once"))),
             None => Ok(()),
         }
-    }
-
-    /// The grid of `training`, with one configuration for each rank and each of its configurations.
-    pub(crate) fn grid(&self, training: &TrainingSettings) -> Result<Vec<Configuration>, Usage> {
-        let grid = training.grid()?;
-        if self.lora.is_empty() {
-            return Ok(grid);
-        }
-        let with = |one: &Configuration, rank: usize| Configuration {
-            name: format!("{}-r{rank}", one.name),
-            lora: Some(rank),
-            ..one.clone()
-        };
-        Ok(grid.iter().flat_map(|one| self.lora.iter().map(|rank| with(one, *rank))).collect())
     }
 
     /// Adapters of this rank, on the layers of `--lora-targets` or else on `targets`.
@@ -212,7 +199,7 @@ fn local(adapters: &Path, name: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::flags;
+    use super::super::{Grid, TrainingSettings, flags};
     use super::*;
 
     fn settings() -> AdapterSettings {
@@ -223,7 +210,7 @@ mod tests {
     fn each_rank_is_a_configuration_of_each_other_setting() {
         let training = TrainingSettings { batch: vec![8], lr: vec![1e-3, 3e-4], ..flags::defaults() };
         let names = |adapters: AdapterSettings| {
-            let grid = adapters.grid(&training).unwrap();
+            let grid = Grid::default().of(&training, &adapters).unwrap();
             grid.into_iter().map(|one| (one.name, one.lora)).collect::<Vec<_>>()
         };
         let name = |name: &str, rank| (name.to_owned(), rank);

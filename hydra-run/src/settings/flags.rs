@@ -73,8 +73,9 @@ pub(crate) fn check<S: Args>(table: &Table) -> Result<(), Usage> {
 }
 
 /// A value in the notation of a command line.
-fn text_of(value: &Value) -> String {
+pub(super) fn text_of(value: &Value) -> String {
     match value {
+        Value::Array(values) => values.iter().map(text_of).collect::<Vec<_>>().join(","),
         Value::String(text) => text.clone(),
         // TOML writes 1.0 for 1.
         Value::Float(number) => number.to_string(),

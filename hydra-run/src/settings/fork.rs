@@ -1,15 +1,18 @@
 //! Forks: the settings in which a new task differs from the task that it is forked from.
 
+use super::axis::Setting;
 use super::training::LENGTHS;
 use super::{Configuration, TrainingSettings, flags, values};
 use crate::terminal::Usage;
 use clap::Args;
-use toml::Table;
+use serde::Serialize;
+use toml::{Table, Value};
 
 /// The settings that a fork may change, and some that are refused with a reason.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Args, Serialize)]
 pub struct ForkSettings {
     #[command(flatten)]
+    #[serde(flatten)]
     pub(crate) training: TrainingSettings,
     /// With --weights-only: seed of data order and dropout
     #[arg(long, value_name = "N", value_parser = values::seed, allow_hyphen_values = true)]
@@ -34,36 +37,32 @@ const IN_COMMON: [(&str, &str, &str); 5] = [
 impl Configuration {
     /// This configuration under another name, with the given settings changed.
     pub(crate) fn forked(&self, name: &str, texts: &flags::Texts) -> Result<Self, Usage> {
-        let (ForkSettings { training, seed, lora, .. }, given) = flags::read::<ForkSettings>(texts)?;
-        let is_given = |name: &str| given.iter().any(|given| given == name);
-        if let Some((_, what, why)) = IN_COMMON.iter().find(|(name, ..)| is_given(name)) {
+        let (settings, given) = flags::read::<ForkSettings>(texts)?;
+        if let Some((_, what, why)) = IN_COMMON.iter().find(|(name, ..)| given.iter().any(|of| of == name)) {
             return Err(Usage::new(format!("a fork cannot change {what}: {why}; start another run")));
         }
-        let mut changes = self.changes.clone();
-        let own = |key: &str| is_given(key) && !matches!(key, "batch" | "lr");
-        let table = Table::try_from(&training).map_err(Usage::from_error)?;
-        if LENGTHS.into_iter().any(own) {
-            LENGTHS.into_iter().for_each(|length| drop(changes.remove(length)));
+        let mut fork = Self { name: name.to_owned(), ..self.clone() };
+        if LENGTHS.iter().any(|length| given.iter().any(|of| of == length)) {
+            LENGTHS.iter().for_each(|length| drop(fork.changes.remove(*length)));
         }
-        changes.extend(table.into_iter().filter(|(key, _)| own(key)));
-        Ok(Self {
-            name: name.to_owned(),
-            model: self.model,
-            batch: one("batch", &training.batch)?.unwrap_or(self.batch),
-            lr: one("lr", &training.lr)?.unwrap_or(self.lr),
-            lora: lora.or(self.lora),
-            seed: seed.or(self.seed),
-            changes,
-        })
+        let mut table = Table::try_from(&settings).map_err(Usage::from_error)?;
+        for name in &given {
+            if let Some(value) = table.remove(name) {
+                fork = fork.with(name, one(name, value)?)?;
+            }
+        }
+        Ok(fork)
     }
 }
 
-/// The value of a list of one.
-fn one<T: Copy>(name: &str, list: &[T]) -> Result<Option<T>, Usage> {
-    match list {
-        [] => Ok(None),
-        [one] => Ok(Some(*one)),
-        _ => Err(Usage::new(format!("{name}: expected one value for a fork, got {}", list.len()))),
+/// The value of a setting; of a flag that takes a list of a grid, the only one.
+fn one(name: &str, value: Value) -> Result<Value, Usage> {
+    match value {
+        Value::Array(mut list) if Setting::named(name).is_some() => match list.len() {
+            1 => Ok(list.remove(0)),
+            count => Err(Usage::new(format!("{name}: expected one value for a fork, got {count}"))),
+        },
+        value => Ok(value),
     }
 }
 

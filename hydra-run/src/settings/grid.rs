@@ -1,113 +1,28 @@
-//! Grids over settings that have one value in most runs.
+//! Grids: every combination of the values of their axes. It opens no files.
 
-use super::{AdapterSettings, Configuration, TrainingSettings, flags, values};
+use super::axis::{Axis, Group, Setting};
+use super::training::LENGTHS;
+use super::{AdapterSettings, Configuration, ModelSettings, TrainingSettings, flags};
 use crate::terminal::Usage;
-use clap::Args;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-/// The settings that can have a list of values in a grid. The flags `--batch`, `--lr` and `--lora` take lists themselves.
-const VARIED: [&str; 17] = [
-    "accumulate",
-    "beta",
-    "clip",
-    "decay_steps",
-    "decay_to",
-    "dropout",
-    "epochs",
-    "gamma",
-    "lora_alpha",
-    "lora_dropout",
-    "no_decay_norms",
-    "optimizer",
-    "schedule",
-    "seed",
-    "steps",
-    "warmup",
-    "weight_decay",
-];
+/// The setting whose values are contexts of models, not changes of configurations.
+const CONTEXT: &str = "context";
 
-/// The varied settings that belong to the model, not to its training.
-pub(super) const OF_MODEL: [&str; 5] = ["beta", "dropout", "gamma", "lora_alpha", "lora_dropout"];
-
-/// Returns true if a setting can have a list of values in a grid.
-pub fn is_varied(name: &str) -> bool {
-    VARIED.contains(&name)
-}
-
-/// A list of values of one setting.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Varied {
-    name: String,
-    values: Vec<Value>,
-}
-
-/// The flags that parse the values of lists.
-#[derive(Debug, Args, Serialize)]
-struct Settings {
-    #[command(flatten)]
-    #[serde(flatten)]
-    training: TrainingSettings,
-    #[arg(long, value_parser = values::beta, allow_hyphen_values = true)]
-    beta: Option<f64>,
-    #[arg(long, value_parser = values::dropout, allow_hyphen_values = true)]
-    dropout: Option<f64>,
-    #[arg(long, value_parser = values::gamma, allow_hyphen_values = true)]
-    gamma: Option<f64>,
-    #[arg(long, value_parser = values::lora_alpha, allow_hyphen_values = true)]
-    lora_alpha: Option<f64>,
-    #[arg(long, value_parser = values::dropout, allow_hyphen_values = true)]
-    lora_dropout: Option<f64>,
-    #[arg(long, value_parser = values::seed, allow_hyphen_values = true)]
-    seed: Option<u64>,
-}
-
-/// Reads `NAME=VALUE,..`.
-pub(super) fn varied(text: &str) -> Result<Varied, String> {
-    let (name, list) = text.split_once('=').ok_or("expected NAME=VALUE,.. such as weight_decay=0,0.1")?;
-    let name = name.trim().replace('-', "_");
-    if !is_varied(&name) {
-        return Err(format!(
-            "`{name}` cannot have a list of values: lists are for batch, lora, lr, {}",
-            values::any_of(&VARIED)
-        ));
-    }
-    let mut values = Vec::new();
-    for text in list.split(',') {
-        let value = value_of(&name, text.trim())?;
-        if values.contains(&value) {
-            return Err(format!("{name} = {value} is given twice; give each value once"));
-        }
-        values.push(value);
-    }
-    Ok(Varied { name, values })
-}
-
-/// A value in the notation of files.
-fn value_of(name: &str, text: &str) -> Result<Value, String> {
-    if let ("no_decay_norms", Ok(value)) = (name, text.parse()) {
-        return Ok(Value::Boolean(value));
-    }
-    let texts = flags::Texts::from([(name.to_owned(), text.to_owned())]);
-    let (settings, _) = flags::read::<Settings>(&texts).map_err(|error| error.to_string())?;
-    let mut table = Table::try_from(&settings).map_err(|error| error.to_string())?;
-    table.remove(name).ok_or_else(|| format!("{name}: `{text}` is not a value"))
-}
-
-/// The lists of a grid, by the names of their settings.
+/// The axes of a grid in the order of their names, without those of the flags `--batch`, `--lr` and `--lora`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Grid(Table);
+#[serde(try_from = "Table", into = "Table")]
+pub struct Grid(Vec<Axis>);
 
 impl Grid {
-    pub(crate) fn new(lists: Vec<Varied>) -> Result<Self, Usage> {
-        let mut table = Table::new();
-        for Varied { name, values } in lists {
-            if table.insert(name.clone(), Value::Array(values)).is_some() {
-                return Err(Usage::new(format!("{name} has two lists; give it one")));
-            }
+    pub(crate) fn new(mut axes: Vec<Axis>) -> Result<Self, Usage> {
+        axes.sort_by(|one, other| one.name.cmp(&other.name));
+        match axes.windows(2).find(|pair| pair[0].name == pair[1].name) {
+            Some(pair) => Err(Usage::new(format!("{} has two lists; give it one", pair[0].name))),
+            None => Ok(Self(axes)),
         }
-        Ok(Self(table))
     }
 
     /// Returns true if no setting has a list.
@@ -117,20 +32,7 @@ impl Grid {
 
     /// Returns true if this setting has a list.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.0.contains_key(name)
-    }
-
-    /// Refuses lists with values that the flags would refuse.
-    pub(crate) fn check(&self) -> Result<(), Usage> {
-        for (name, list) in &self.0 {
-            let list = list
-                .as_array()
-                .ok_or_else(|| Usage::new(format!("grid.{name}: expected a list of values")))?;
-            let texts: Vec<String> = list.iter().map(text_of).collect();
-            varied(&format!("{name}={}", texts.join(",")))
-                .map_err(|why| Usage::new(format!("grid.{name}: {why}")))?;
-        }
-        Ok(())
+        self.0.iter().any(|axis| axis.name == name)
     }
 
     /// Refuses a list of `epochs` or `steps` together with the other setting, which would have no effect.
@@ -146,55 +48,133 @@ impl Grid {
         }
     }
 
-    /// Each of these configurations with each combination of the values.
-    pub(crate) fn of(&self, mut grid: Vec<Configuration>) -> Vec<Configuration> {
-        for (name, values) in &self.0 {
-            let values = values.as_array().map_or(&[][..], Vec::as_slice);
-            grid = grid.iter().flat_map(|one| values.iter().map(|value| one.with(name, value))).collect();
+    /// The configurations: every combination of batch sizes, learning rates, ranks and the other lists, in this order.
+    pub(crate) fn of(
+        &self,
+        training: &TrainingSettings,
+        adapters: &AdapterSettings,
+    ) -> Result<Vec<Configuration>, Usage> {
+        training.check_lists()?;
+        let whole = |list: &[usize]| list.iter().map(|number| *number as i64).collect::<Vec<_>>();
+        let ranks = (!adapters.lora.is_empty()).then(|| Axis::new("lora", whole(&adapters.lora)));
+        let flags = [Axis::new("batch", whole(&training.batch)), Axis::new("lr", training.lr.clone())];
+        let mut grid = vec![Configuration::default()];
+        let others = self.0.iter().filter(|axis| axis.name != CONTEXT);
+        for Axis { name, values } in flags.iter().chain(&ranks).chain(others) {
+            let with = |one: &Configuration, value: &Value| one.clone().with(name, value.clone());
+            let longer = grid.iter().flat_map(|one| values.iter().map(move |value| with(one, value)));
+            grid = longer.collect::<Result<_, _>>()?;
         }
-        grid
+        for one in &mut grid {
+            let rank = one.lora.map(|rank| format!("-r{rank}")).unwrap_or_default();
+            one.name = format!("b{}-lr{:e}{rank}", one.batch, one.lr);
+        }
+        Ok(grid)
     }
 
     /// The list of `seed`, if there is one: the seeds of the configurations' initial weights.
     pub(crate) fn seeds(&self) -> Option<Vec<u64>> {
-        let seeds = self.0.get("seed")?.as_array()?;
-        Some(seeds.iter().filter_map(|seed| u64::try_from(seed.as_integer()?).ok()).collect())
+        self.whole("seed")
+    }
+
+    /// The whole numbers in the list of a setting, if it has one.
+    fn whole<T: TryFrom<i64>>(&self, name: &str) -> Option<Vec<T>> {
+        let Axis { values, .. } = self.0.iter().find(|axis| axis.name == name)?;
+        Some(values.iter().filter_map(|value| T::try_from(value.as_integer()?).ok()).collect())
+    }
+
+    /// Each model with each context of the list, if there is one: each context needs data of its own.
+    pub(crate) fn models(&self, models: Vec<ModelSettings>) -> Vec<ModelSettings> {
+        let Some(contexts) = self.whole::<usize>(CONTEXT) else { return models };
+        let with = |one: ModelSettings| {
+            contexts.iter().map(move |context| ModelSettings { context: Some(*context), ..one.clone() })
+        };
+        models.into_iter().flat_map(with).collect()
+    }
+
+    /// The number of contexts of each model.
+    pub(crate) fn contexts(&self) -> usize {
+        self.whole::<usize>(CONTEXT).map_or(1, |contexts| contexts.len())
+    }
+
+    /// Refuses a list of contexts in a file that does not have each model with each of them.
+    pub(crate) fn check_contexts(&self, models: usize) -> Result<(), Usage> {
+        match models % self.contexts() {
+            0 => Ok(()),
+            _ => Err(Usage::new(
+                "grid.context: a spec has each model once for each of these, in [model] and [[models]]; change them together",
+            )),
+        }
     }
 }
 
-/// A value in the notation of a command line.
-fn text_of(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Float(number) => number.to_string(),
-        other => other.to_string(),
+impl TryFrom<Table> for Grid {
+    type Error = Usage;
+
+    /// Refuses lists with values that the flags would refuse.
+    fn try_from(table: Table) -> Result<Self, Usage> {
+        let axis = |(name, list): (String, Value)| {
+            let list = list.as_array().ok_or_else(|| format!("grid.{name}: expected a list of values"))?;
+            let texts: Vec<String> = list.iter().map(flags::text_of).collect();
+            let separator = Setting::named(&name).map_or(',', Setting::separator).to_string();
+            let read = format!("{name}={}", texts.join(&separator)).parse();
+            read.map_err(|why: String| format!("grid.{name}: {why}"))
+        };
+        Self::new(table.into_iter().map(axis).collect::<Result<_, _>>().map_err(Usage::new)?)
+    }
+}
+
+impl From<Grid> for Table {
+    fn from(Grid(axes): Grid) -> Self {
+        axes.into_iter().map(|Axis { name, values }| (name, Value::Array(values))).collect()
     }
 }
 
 impl Configuration {
     /// This configuration with another value of a setting.
-    fn with(&self, name: &str, value: &Value) -> Self {
-        let mut one = self.clone();
-        match (name, value.as_integer().map(u64::try_from)) {
-            ("seed", Some(Ok(seed))) => one.seed = Some(seed),
-            _ => drop(one.changes.insert(name.to_owned(), value.clone())),
+    pub(super) fn with(mut self, name: &str, value: Value) -> Result<Self, Usage> {
+        let refused = |what| Usage::new(format!("{name} = {value} is not a {what}"));
+        let whole = || {
+            let number = value.as_integer().and_then(|number| u64::try_from(number).ok());
+            number.ok_or_else(|| refused("whole number"))
+        };
+        match name {
+            "batch" => self.batch = whole()? as usize,
+            "lora" => self.lora = Some(whole()? as usize),
+            "seed" => self.seed = Some(whole()?),
+            "lr" => {
+                let number = value.as_float().or(value.as_integer().map(|number| number as f64));
+                self.lr = number.ok_or_else(|| refused("number"))?;
+            }
+            _ => drop(self.changes.insert(name.to_owned(), value)),
         }
-        one
+        Ok(self)
     }
 
-    /// Its changes of the model's settings; tasks with equal changes share one chain.
+    /// Its changes of the model's and the adapters' settings; tasks with equal changes share one chain.
     pub(crate) fn of_model(&self) -> Table {
-        let own = self.changes.iter().filter(|(name, _)| OF_MODEL.contains(&name.as_str()));
-        own.map(|(name, value)| (name.clone(), value.clone())).collect()
+        let mut own = self.changes.clone();
+        own.retain(|name, _| Setting::group_of(name) != Group::Training);
+        own
     }
 
-    /// The adapter settings of the run with this configuration's changes.
-    pub(crate) fn adapters(&self, of_run: &AdapterSettings) -> AdapterSettings {
-        AdapterSettings {
-            lora_alpha: self.number("lora_alpha").unwrap_or(of_run.lora_alpha),
-            lora_dropout: self.number("lora_dropout").unwrap_or(of_run.lora_dropout),
-            ..of_run.clone()
+    /// The settings of a group, `of_run`, with its changes.
+    pub(crate) fn changed<S: Clone + Serialize + DeserializeOwned>(
+        &self,
+        of_run: &S,
+        group: Group,
+    ) -> Result<S, Usage> {
+        let mut changes = self.changes.clone();
+        changes.retain(|name, _| Setting::group_of(name) == group);
+        if changes.is_empty() {
+            return Ok(of_run.clone());
         }
+        let mut table = Table::try_from(of_run).map_err(Usage::from_error)?;
+        if LENGTHS.iter().any(|length| changes.contains_key(*length)) {
+            LENGTHS.iter().for_each(|length| drop(table.remove(*length)));
+        }
+        table.extend(changes);
+        table.try_into().map_err(Usage::from_error)
     }
 
     /// Its changed number for a setting, if it has one.
@@ -208,7 +188,7 @@ mod tests {
     use super::*;
 
     fn grid(lists: &[&str]) -> Grid {
-        Grid::new(lists.iter().map(|text| varied(text).unwrap()).collect()).unwrap()
+        Grid::new(lists.iter().map(|text| text.parse().unwrap()).collect()).unwrap()
     }
 
     fn training() -> TrainingSettings {
@@ -218,7 +198,7 @@ mod tests {
     #[test]
     fn every_combination_is_a_configuration() {
         let lists = grid(&["weight-decay=0,0.1", "optimizer=adamw,lion", "seed=1"]);
-        let all = lists.of(training().grid().unwrap());
+        let all = lists.of(&training(), &flags::defaults()).unwrap();
         assert_eq!((all.len(), all[0].seed), (4, Some(1)));
         let spec = training().of(&all[3], 0, 100).unwrap();
         assert_eq!((spec.seed, spec.optimizer.name()), (1, "lion"));
@@ -239,6 +219,7 @@ mod tests {
             "gamma=0,0.5",
             "lora_alpha=8,16",
             "lora_dropout=0,0.1",
+            "lora_targets=c_attn;c_attn,mlp.c_fc",
             "no_decay_norms=false,true",
             "optimizer=adamw,sgd",
             "schedule=linear,cosine",
@@ -248,17 +229,19 @@ mod tests {
             "weight_decay=0,0.1",
         ] {
             let lists = grid(&[list]);
-            let all = lists.of(training().grid().unwrap());
+            let all = lists.of(&training(), &flags::defaults()).unwrap();
             let specs: Vec<_> = all.iter().map(|one| training().of(one, 0, 100).unwrap()).collect();
             let (name, _) = list.split_once('=').unwrap();
             let of_wsd = ["decay_steps", "decay_to"].contains(&name);
-            assert_eq!(specs[0] == specs[1], OF_MODEL.contains(&name) || of_wsd, "{list}");
+            assert_eq!(
+                specs[0] == specs[1],
+                Setting::group_of(name) != Group::Training && name != "seed" || of_wsd,
+                "{list}"
+            );
             assert_ne!(all[0], Configuration { name: all[0].name.clone(), ..all[1].clone() }, "{list}");
             let text = toml::to_string(&lists).unwrap();
             assert_eq!(toml::from_str::<Grid>(&text).unwrap(), lists, "{text}");
-            lists.check().unwrap();
         }
-        assert_eq!(VARIED.len(), 17);
     }
 
     #[test]
@@ -266,20 +249,22 @@ mod tests {
         for (text, says) in [
             ("weight_decay", "expected NAME=VALUE,.."),
             (
-                "context=64,128",
-                "`context` cannot have a list of values: lists are for batch, lora, lr, accumulate, beta, clip",
+                "dtype=f32,bf16",
+                "`dtype` cannot have a list of values: lists are for batch, lora, lr, accumulate, beta, clip",
             ),
             ("optimizer=adamw,adan", "optimizer: unknown value `adan`: expected one of"),
             ("weight_decay=0,x", "weight_decay: `x` is not a number"),
             ("weight_decay=0.1,0.10", "weight_decay = 0.1 is given twice"),
             ("seed=1,", "seed: a value is empty"),
         ] {
-            let said = varied(text).unwrap_err();
+            let said = text.parse::<Axis>().unwrap_err();
             assert!(said.contains(says), "{said}");
         }
-        let twice = ["seed=1,2", "seed=3,4"].map(|text| varied(text).unwrap());
+        let twice = ["seed=1,2", "seed=3,4"].map(|text| text.parse().unwrap());
         assert!(Grid::new(twice.to_vec()).unwrap_err().to_string().contains("seed has two lists"));
-        let file: Grid = toml::from_str("clip = [0.5, -1.0]").unwrap();
-        assert!(file.check().unwrap_err().to_string().starts_with("grid.clip: clip: `-1` is out of range"));
+        let file = toml::from_str::<Grid>("clip = [0.5, -1.0]").unwrap_err();
+        assert!(file.message().starts_with("grid.clip: clip: `-1` is out of range"), "{file}");
+        let whole: Grid = toml::from_str("lora_alpha = [8, 16.0]").unwrap();
+        assert_eq!(whole, grid(&["lora-alpha=8,16"]), "a whole number is a number");
     }
 }

@@ -3,6 +3,7 @@
 //! It does not open devices, models or run directories.
 
 mod adapters;
+mod axis;
 mod checkpoints;
 mod devices;
 pub mod flags;
@@ -21,13 +22,14 @@ mod watching;
 
 pub use adapters::other_base;
 pub use adapters::{AdapterSettings, classifies, find_base};
+pub(crate) use axis::Group;
+pub use axis::Setting;
 pub(crate) use checkpoints::CheckpointArg;
 pub use checkpoints::CheckpointSettings;
 pub use devices::DeviceSettings;
 pub use devices::policy_help;
 pub use fork::ForkSettings;
 pub use grid::Grid;
-pub use grid::is_varied;
 pub(crate) use model::is_own;
 pub use model::{DEFAULT_MODEL, ModelSettings, TaskName, dtypes, model_help};
 pub use output::OutSettings;
@@ -36,7 +38,6 @@ pub use part::PartSettings;
 pub(crate) use part::{Part, divided};
 pub use run::RunSettings;
 pub use save::SaveSettings;
-pub use search::SAMPLED;
 pub use search::SearchSettings;
 pub use training::{Configuration, check_accumulate};
 pub(crate) use training::{TEXT_METRICS, TrainingSettings};

@@ -1,6 +1,6 @@
 //! Parts of a grid, which several runs train.
 
-use super::{Configuration, TrainingSettings, flags};
+use super::{Configuration, Group, TrainingSettings, flags};
 use crate::machine::text_in_files;
 use crate::terminal::Usage;
 use clap::Args;
@@ -86,15 +86,11 @@ pub(crate) fn divided(grid: &[Configuration], training: &TrainingSettings, parts
 /// The examples of a configuration (in epochs, if the spec has no number of steps) and its minibatches.
 fn work(one: &Configuration, training: &TrainingSettings) -> (f64, f64) {
     let batch = one.batch as f64;
-    let own = |name: &str| one.changes.get(name)?.as_integer().map(|count| count as f64);
-    let has_own_length = own("steps").is_some() || own("epochs").is_some();
-    let of_run = |count: Option<usize>| count.filter(|_| !has_own_length).map(|count| count as f64);
-    match own("steps").or(of_run(training.steps)) {
-        Some(steps) => (steps * batch, steps),
-        None => {
-            let epochs = own("epochs").or(of_run(training.epochs)).unwrap_or(1.0);
-            (epochs, epochs / batch)
-        }
+    // Settings that cannot be read are refused where a task is made.
+    let own = one.changed(training, Group::Training).unwrap_or_else(|_| training.clone());
+    match (own.steps, own.epochs.unwrap_or(1) as f64) {
+        (Some(steps), _) => (steps as f64 * batch, steps as f64),
+        (None, epochs) => (epochs, epochs / batch),
     }
 }
 
@@ -136,6 +132,11 @@ impl FromStr for Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Grid;
+
+    fn all(training: &TrainingSettings) -> Vec<Configuration> {
+        Grid::default().of(training, &flags::defaults()).unwrap()
+    }
 
     fn training(batch: &[usize], rates: usize) -> TrainingSettings {
         let lr = (1..=rates).map(|rate| rate as f64 * 1e-4).collect();
@@ -149,7 +150,7 @@ mod tests {
             (TrainingSettings { steps: Some(40), epochs: None, ..training(&[32, 8, 4], 7) }, true),
             (training(&[8], 5), false),
         ] {
-            let grid = training.grid().unwrap();
+            let grid = all(&training);
             for parts in 1..=grid.len() {
                 let of = divided(&grid, &training, parts);
                 let loads: Vec<f64> = (1..=parts)
@@ -178,7 +179,7 @@ mod tests {
     fn tasks_that_see_as_many_examples_are_mixed() {
         // By epochs, a batch of 4 and one of 16 see as much: each part has both.
         let training = training(&[16, 4], 2);
-        let grid = training.grid().unwrap();
+        let grid = all(&training);
         assert_eq!(divided(&grid, &training, 2), [1, 2, 1, 2]);
     }
 
@@ -203,7 +204,7 @@ mod tests {
     #[test]
     fn tasks_by_name_and_parts_without_tasks() {
         let training = training(&[8], 2);
-        let grid = training.grid().unwrap();
+        let grid = all(&training);
         let only = |name: &str| PartSettings { part: None, only: vec![name.to_owned()] };
         let found = only("b8-lr2e-4").of(grid.clone(), &training).unwrap();
         assert_eq!(found, grid[1..]);

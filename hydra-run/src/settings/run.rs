@@ -1,12 +1,13 @@
 //! All settings of a run, and the demo.
 
-use super::grid::{Varied, varied};
+use super::axis::Axis;
 use super::{
     AdapterSettings, DeviceSettings, ModelSettings, SaveSettings, SearchSettings, TrainingSettings, flags,
 };
 use crate::machine::DevicesArg;
 use clap::Args;
 use hydra_core::ByteSize;
+use std::str::FromStr;
 
 /// The default minibatch size and learning rate; the rate suits training from scratch.
 const BATCH: usize = 8;
@@ -33,8 +34,8 @@ pub struct RunSettings {
     #[command(flatten)]
     pub(crate) adapters: AdapterSettings,
     /// A list of values of a setting, which `--weight-decay 0,0.1` is rewritten to
-    #[arg(long, value_name = "NAME=VALUE,..", value_parser = varied, hide = true)]
-    pub grid: Vec<Varied>,
+    #[arg(long, value_name = "NAME=VALUE,..", value_parser = Axis::from_str, hide = true)]
+    pub grid: Vec<Axis>,
     /// The search, if there is one.
     #[command(flatten)]
     pub search: SearchSettings,

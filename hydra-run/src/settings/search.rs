@@ -1,36 +1,18 @@
 //! Hyperparameter searches: the search space, the number of trials, and how long each trains.
 
+use super::axis::{Sampling, Setting};
 use super::{AdapterSettings, Configuration, TrainingSettings, flags, values};
 use crate::terminal::Usage;
 use anyhow::{Context, Result};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use hydra_search as search;
-use hydra_search::{Method, Parameter, Range, Space, Spec, TrialId, Value, parse_parameter};
+use hydra_search::{Method, Parameter, Range, Space, Spec, TrialId, parse_parameter};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use toml::Table;
 
-/// The settings that a search space may have.
-pub const SAMPLED: [&str; 12] = [
-    "batch",
-    "clip",
-    "decay_steps",
-    "decay_to",
-    "lora",
-    "lr",
-    "no_decay_norms",
-    "optimizer",
-    "schedule",
-    "seed",
-    "warmup",
-    "weight_decay",
-];
-
-/// The settings that change a task's memory, which is measured when a run starts.
-const MEASURED: [&str; 4] = ["batch", "clip", "lora", "optimizer"];
-/// The most combinations of these settings that are measured.
+/// The most combinations of settings that change a task's memory.
 const MOST_MEASURED: usize = 64;
 
 /// A search, if there is one.
@@ -92,11 +74,22 @@ fn sampled(text: &str) -> Result<String, String> {
     named_range(text).map(|_| text.to_owned())
 }
 
+/// The settings that a search space may have.
+fn sampled_names() -> Vec<&'static str> {
+    Setting::names(|setting| setting.sampling != Sampling::Never)
+}
+
+/// The settings that change a task's memory, which is measured when a run starts.
+fn measured_names() -> Vec<&'static str> {
+    Setting::names(|setting| setting.sampling == Sampling::Measured)
+}
+
 fn named_range(text: &str) -> Result<(String, Parameter), String> {
     let (name, range) = text.split_once('=').ok_or("expected NAME=RANGE, such as lr=log:1e-5..1e-2")?;
     let name = name.trim().replace('-', "_");
-    if !SAMPLED.contains(&name.as_str()) {
-        return Err(format!("`{name}` cannot be searched: expected one of {}", SAMPLED.join(", ")));
+    let known = sampled_names();
+    if !known.contains(&name.as_str()) {
+        return Err(format!("`{name}` cannot be searched: expected one of {}", known.join(", ")));
     }
     Ok((name, parse_parameter(range.trim()).map_err(|error| error.to_string())?))
 }
@@ -188,7 +181,7 @@ impl SearchSettings {
             ..Spec::default()
         };
         spec.check().map_err(Usage::from_error)?;
-        spec.check_names(&SAMPLED).map_err(Usage::from_error)?;
+        spec.check_names(&sampled_names()).map_err(Usage::from_error)?;
         check_forks(&spec)?;
         if begins_later(method) {
             measured(&spec).map_err(|says| {
@@ -216,7 +209,7 @@ impl SearchSettings {
             let one = self.configuration(TrialId(0), &settings, training, adapters).ok()?;
             let said = |name: &&str| settings.get(name).map(|value| format!("-{name}-{value}"));
             Some(Configuration {
-                name: format!("shape{}", MEASURED.iter().filter_map(said).collect::<String>()),
+                name: format!("shape{}", measured_names().iter().filter_map(said).collect::<String>()),
                 ..one
             })
         };
@@ -234,35 +227,22 @@ impl SearchSettings {
         training: &TrainingSettings,
         adapters: &AdapterSettings,
     ) -> Result<Configuration, Usage> {
-        let whole = |name: &str| match settings.get(name) {
-            Some(Value::Whole(number)) if *number >= 0 => Ok(Some(*number as u64)),
-            Some(other) => Err(Usage::new(format!("trial {trial}: {name} = {other} is not a whole number"))),
-            None => Ok(None),
+        let has = |name: &str| settings.get(name).is_some();
+        let mut of = Configuration {
+            batch: if has("batch") { 0 } else { one("--batch", &training.batch)? },
+            lr: if has("lr") { 0.0 } else { one("--lr", &training.lr)? },
+            ..Configuration::default()
         };
-        let batch = match whole("batch")? {
-            Some(batch) => batch as usize,
-            None => one("--batch", &training.batch)?,
-        };
-        let lr = match settings.get("lr") {
-            Some(lr) => {
-                lr.number().ok_or_else(|| Usage::new(format!("trial {trial}: lr = {lr} is not a number")))?
-            }
-            None => one("--lr", &training.lr)?,
-        };
-        let lora = match whole("lora")? {
-            None if adapters.lora.is_empty() => None,
-            None => Some(one("--lora", &adapters.lora)?),
-            rank => rank.map(|rank| rank as usize),
-        };
-        let is_other = |name: &str| !matches!(name, "batch" | "lr" | "lora" | "seed");
-        let others = settings.iter().filter(|(name, _)| is_other(name));
-        let toml = |(name, value): (&str, &Value)| Ok((name.to_owned(), toml::Value::try_from(value)?));
-        let changes: Result<Table, toml::ser::Error> = others.map(toml).collect();
-        let changes = changes.map_err(Usage::from_error)?;
-        flags::check::<TrainingSettings>(&changes)?;
-        let rank = lora.filter(|_| self.has("lora")).map(|rank| format!("-r{rank}")).unwrap_or_default();
-        let name = format!("t{:02}-b{batch}-lr{lr:.1e}{rank}", trial.0);
-        Ok(Configuration { name, model: 0, batch, lr, lora, seed: whole("seed")?, changes })
+        if !has("lora") && !adapters.lora.is_empty() {
+            of.lora = Some(one("--lora", &adapters.lora)?);
+        }
+        for (name, value) in settings.iter() {
+            let value = toml::Value::try_from(value).map_err(Usage::from_error)?;
+            of = of.with(name, value).map_err(|why| Usage::new(format!("trial {trial}: {why}")))?;
+        }
+        flags::check::<TrainingSettings>(&of.changes)?;
+        let rank = of.lora.filter(|_| self.has("lora")).map(|rank| format!("-r{rank}")).unwrap_or_default();
+        Ok(Configuration { name: format!("t{:02}-b{}-lr{:.1e}{rank}", trial.0, of.batch, of.lr), ..of })
     }
 }
 
@@ -279,7 +259,7 @@ fn check_forks(spec: &Spec) -> Result<(), Usage> {
         let range = spec.space.get(name).map(|parameter| &parameter.range);
         matches!(range, Some(Range::Uniform { .. } | Range::Log { .. }))
     };
-    for name in MEASURED {
+    for name in measured_names() {
         let on = spec.space.get(name).and_then(|of| of.when.keys().find(|name| changes(name)));
         if let Some(on) = on.filter(|_| spec.search == Method::Pbt) {
             return Err(Usage::new(format!(
@@ -293,9 +273,9 @@ fn check_forks(spec: &Spec) -> Result<(), Usage> {
 
 /// Configurations with every combination of the measured settings.
 fn measured(spec: &Spec) -> Result<Vec<search::Configuration>, String> {
-    let all = spec.space.combinations(&MEASURED).map_err(|error| error.to_string())?;
+    let all = spec.space.combinations(&measured_names()).map_err(|error| error.to_string())?;
     if all.len() > MOST_MEASURED {
-        let named: Vec<&str> = spec.space.names().filter(|name| MEASURED.contains(name)).collect();
+        let named: Vec<&str> = spec.space.names().filter(|name| measured_names().contains(name)).collect();
         return Err(format!(
             "{} combinations of {}, at most {MOST_MEASURED} can be measured",
             all.len(),

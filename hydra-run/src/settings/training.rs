@@ -1,5 +1,6 @@
 //! Training settings: the grid, and the settings that its configurations share.
 
+use super::axis::{Group, repeated};
 use super::warmup::Warmup;
 use super::{flags, values};
 use crate::terminal::Usage;
@@ -111,7 +112,7 @@ pub struct TrainingSettings {
 }
 
 /// One configuration of the grid.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Configuration {
     /// A name that is unique within the grid and safe as a directory's, such as `b16-lr3e-4`.
     pub name: String,
@@ -176,41 +177,20 @@ impl TrainingSettings {
         Ok(())
     }
 
-    /// The configurations: for each batch size, each learning rate, in the given orders.
-    pub(crate) fn grid(&self) -> Result<Vec<Configuration>, Usage> {
-        let mut grid: Vec<Configuration> = Vec::new();
-        for &batch in &self.batch {
-            for &lr in &self.lr {
-                let name = format!("b{batch}-lr{lr:e}");
-                if grid.iter().any(|other| other.name == name) {
-                    let twice =
-                        format!("--batch {batch} with --lr {lr:e} is given twice; give each value once");
-                    return Err(Usage::new(twice));
-                }
-                let (lora, seed, changes) = (None, None, Table::new());
-                grid.push(Configuration { name, model: 0, batch, lr, lora, seed, changes });
-            }
+    /// Refuses a combination of batch size and learning rate that is given twice.
+    pub(super) fn check_lists(&self) -> Result<(), Usage> {
+        let all = self.batch.iter().flat_map(|batch| self.lr.iter().map(move |lr| (batch, lr)));
+        match repeated(&all.collect::<Vec<_>>()) {
+            Some((batch, lr)) => Err(Usage::new(format!(
+                "--batch {batch} with --lr {lr:e} is given twice; give each value once"
+            ))),
+            None => Ok(()),
         }
-        Ok(grid)
     }
 
     /// The training of a configuration on a dataset of `items` items.
     pub fn of(&self, one: &Configuration, seed: u64, items: usize) -> Result<TrainSpec, Usage> {
-        let changed = (!one.changes.is_empty()).then(|| self.changed(&one.changes)).transpose()?;
-        let (this, seed) = (changed.as_ref().unwrap_or(self), one.seed.unwrap_or(seed));
-        this.spec_of(one, seed, items)
-    }
-
-    /// These settings with `changes`.
-    fn changed(&self, changes: &Table) -> Result<Self, Usage> {
-        let mut table = Table::try_from(self).map_err(Usage::from_error)?;
-        if LENGTHS.iter().any(|length| changes.contains_key(*length)) {
-            LENGTHS.iter().for_each(|length| drop(table.remove(*length)));
-        }
-        // Changes of the model's settings do not concern its training.
-        let of_training = |name: &str| !super::grid::OF_MODEL.contains(&name);
-        table.extend(changes.clone().into_iter().filter(|(name, _)| of_training(name)));
-        table.try_into().map_err(Usage::from_error)
+        one.changed(self, Group::Training)?.spec_of(one, one.seed.unwrap_or(seed), items)
     }
 
     fn spec_of(&self, one: &Configuration, seed: u64, items: usize) -> Result<TrainSpec, Usage> {
@@ -247,7 +227,7 @@ impl TrainingSettings {
         for one in grid {
             let spec = self.of(one, 0, items)?;
             let steps = spec.steps(items);
-            let warmup = self.warmup_of(one)?;
+            let warmup = one.changed(self, Group::Training)?.warmup;
             if warmup.steps(steps) >= steps && most.is_none_or(|(longest, ..)| longest < steps) {
                 most = Some((steps, spec.schedule.factor(steps.saturating_sub(1), steps), warmup));
             }
@@ -264,14 +244,6 @@ impl TrainingSettings {
     fn optimizer(&self, rate: f64) -> Result<OptimizerSpec, Usage> {
         OptimizerSpec::named(&self.optimizer, rate, self.weight_decay)
             .ok_or_else(|| Usage::new(format!("unknown optimizer `{}`", self.optimizer)))
-    }
-
-    /// The warmup of a configuration.
-    fn warmup_of(&self, one: &Configuration) -> Result<Warmup, Usage> {
-        match one.changes.get("warmup") {
-            Some(own) => own.clone().try_into().map_err(Usage::from_error),
-            None => Ok(self.warmup),
-        }
     }
 
     /// The schedule after a warmup of `warmup` minibatches.
@@ -303,7 +275,12 @@ pub fn check_accumulate(accumulate: usize, batch: usize) -> Result<(), Usage> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Grid;
     use super::*;
+
+    fn all(settings: &TrainingSettings) -> Vec<Configuration> {
+        Grid::default().of(settings, &flags::defaults()).unwrap()
+    }
 
     #[test]
     fn a_warmup_as_long_as_the_training_is_said_with_both_numbers() {
@@ -311,7 +288,7 @@ mod tests {
             let grid = TrainingSettings { batch: vec![8, 4], lr: vec![1e-3], ..flags::defaults() };
             let warmup = Warmup::Steps(warmup);
             let grid = TrainingSettings { warmup, steps, epochs: steps.is_none().then_some(1), ..grid };
-            grid.note_of_warmup(&grid.grid().unwrap(), 40).unwrap()
+            grid.note_of_warmup(&all(&grid), 40).unwrap()
         };
         let said = note(100, Some(3)).unwrap();
         assert!(said.contains("--warmup 100 ") && said.contains("after 3 minibatches"), "{said}");
@@ -336,7 +313,7 @@ mod tests {
             epochs: Some(2),
             ..flags::defaults()
         };
-        let grid = settings.grid().unwrap();
+        let grid = all(&settings);
         let warmups: Vec<_> = grid
             .iter()
             .map(|one| {
