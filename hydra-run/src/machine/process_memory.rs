@@ -1,4 +1,4 @@
-//! The memory of this process while a run trains, beside what the run reserved.
+//! The memory of this process while a run trains, compared with what the run reserved.
 
 use super::procfs::of_this_process;
 use hydra_core::ByteSize;
