@@ -153,15 +153,13 @@ fn a_minibatch_moves_the_bytes_that_are_predicted() {
         let predicted = &forecast.tasks[0];
         let moved = admitted().start().expect("a run").transfers;
         let gradients = 3 * predicted.gradient_down_bytes;
-        if microbatch_group > 1 {
-            assert_eq!(moved.demoted_bytes, gradients + 3 * predicted.boundary_down_bytes);
-        }
+        assert_eq!(moved.demoted_bytes, gradients + 3 * predicted.boundary_down_bytes);
         let others = moved.promoted_bytes - moved.parameter_bytes + moved.demoted_bytes - gradients;
         [3 * (predicted.boundary_up_bytes + predicted.boundary_down_bytes), others]
     };
-    let [one, two, four] = [1, 2, 4].map(moved);
+    // Without a group, how many boundaries stay on the device depends on when the next shard is claimed.
+    let [two, four] = [2, 4].map(moved);
     assert_eq!(two, four);
-    assert!(four[1] - one[1] <= four[0] - one[0], "{one:?} {four:?}");
 }
 
 #[test]
