@@ -65,7 +65,7 @@ def test_keywords_of_other_libraries_are_refused_with_a_hint() -> None:
         ({"force": "yes"}, "force", "True or False"),
         ({"lr": True}, "lr", "True"),
         ({"lr": []}, "lr", "list"),
-        ({"context": [64, 128]}, "context", "one text, number or path"),
+        ({"patience": [1, 2]}, "patience", "one text, number or path"),
         ({"optimizer": ["adamw", "adan"]}, "optimizer", "unknown value `adan`"),
         ({"device_memory": 4}, "device_memory", "`4` has no unit"),
         ({"data": {"text": "a"}}, "data", "by splits"),
