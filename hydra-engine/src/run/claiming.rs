@@ -250,9 +250,9 @@ impl ClaimContext<'_> {
         let needed = task.info.admitted.memory.active_bytes;
         let has_space = task.memory.active.is_some() || self.host.available() >= needed;
         let (continues, cached) =
-            (task.in_flight.runs_on(DeviceId(device)), || self.has_copies(task, &next, device));
+            (task.in_flight.computing().any(|on| on.0 == device), || self.has_copies(task, &next, device));
         let keeps = |on: &DeviceId| self.threads[on.0].device.manager.caches_copies();
-        let ran_on = task.in_flight.ran_on.filter(keeps).map(|on| on.0);
+        let ran_on = task.in_flight.last_device().filter(keeps).map(|on| on.0);
         has_space.then(|| ModelView { cached: cached(), continues, ran_on, ..task.view(&next) })
     }
 

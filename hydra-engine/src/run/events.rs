@@ -32,7 +32,7 @@ impl Run {
             Event::Started { device, ticket, at_s } => {
                 self.devices[device.0].started_s = Some(at_s);
                 if let Some(claim) = start(&mut self.devices, device, ticket) {
-                    self.tasks[claim.task.0].in_flight.start(claim, device);
+                    self.tasks[claim.task.0].in_flight.start(claim.replica);
                 }
             }
             Event::ShardDone { device, ticket, time, stalled_s, result, lost } => {
@@ -56,7 +56,7 @@ impl Run {
                 }
             }
             Event::GradientsDown { device, task, of, bytes, time, failure } => {
-                self.tasks[task.0].in_flight.downloading -= 1;
+                self.tasks[task.0].memory.downloads -= 1;
                 self.journal.recorder.gradients_down((task, of.0, of.1), bytes, time);
                 self.copied(device, task, Work::TakeDown, of, time);
                 if let Some(error) = failure {
@@ -123,9 +123,9 @@ impl Run {
         let task = &mut self.tasks[claim.task.0];
         let made = match result {
             Ok(Some(made)) => made,
-            Ok(None) => return task.in_flight.end(&claim),
+            Ok(None) => return task.end_claim(&claim),
             Err(error) => {
-                task.in_flight.end(&claim);
+                task.end_claim(&claim);
                 let fate = task.fails_at(&claim.what, claim.ticket, error);
                 self.apply_fate(claim.task.0, fate);
                 return abandon(&self.devices, claim.task);
@@ -134,7 +134,7 @@ impl Run {
         self.devices[device.0].count(time, stalled_s);
         self.journal.computed(device, &claim, time);
         match task.gives_up_on(&claim) {
-            true => task.in_flight.end(&claim),
+            true => task.end_claim(&claim),
             false => self.finished(device, &claim, made, time),
         }
     }
@@ -177,7 +177,7 @@ impl Run {
     /// Queues the download of a shard task's output and the given part of its gradients.
     pub(super) fn download(&mut self, device: DeviceId, claim: &Claim, made: Made, part: GradientPart) {
         let task = &mut self.tasks[claim.task.0];
-        task.in_flight.downloading += 1;
+        task.memory.downloads += 1;
         let job = DownloadJob {
             ticket: claim.ticket,
             task: claim.task,

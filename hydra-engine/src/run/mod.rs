@@ -400,7 +400,7 @@ impl Run {
     /// memory that they lack.
     fn check_progress(&mut self) {
         let open = || self.tasks.iter().filter(|task| !task.phase.is_over());
-        let downloading = self.tasks.iter().any(|task| task.in_flight.downloading > 0);
+        let downloading = self.tasks.iter().any(|task| task.memory.downloads > 0);
         let idle = self.devices.iter().all(DeviceState::is_idle) && self.memory.to_discard.is_empty();
         if !idle || downloading || !open().all(LiveTask::awaits_nothing) {
             return;

@@ -107,7 +107,7 @@ impl LiveTask {
     pub(crate) fn settle(&mut self, may_save: bool) -> Rest {
         // Gradients of a failed task that are being downloaded may still be stepped.
         let fails = self.phase.gave_up() || matches!(self.phase, Phase::Failing { .. });
-        let stepped = !fails || self.in_flight.downloading == 0;
+        let stepped = !fails || self.memory.downloads == 0;
         if !self.has_begun() || self.request.is_some() || !self.is_at_rest() || !stepped {
             return Rest::Nothing;
         }

@@ -91,6 +91,8 @@ pub(crate) struct TaskMemory {
     pub gradients: PendingGradientBudget,
     /// Device memory for pending gradients, if the master weights are resident on the device.
     pub waiting: Option<Reservation>,
+    /// Finished shard tasks with a download to host memory that may still be pending.
+    pub downloads: usize,
 }
 
 /// A task while it runs.
@@ -130,7 +132,7 @@ impl LiveTask {
             in_flight: InFlight::new(cursor.replicas()),
             microbatch_pass: PassBuffers::new(&info.shards, info.targets_from(), cursor.replicas()),
             reader: BatchReader::new(info.task.train.len(), spec),
-            memory: TaskMemory { active: None, gradients, waiting: None },
+            memory: TaskMemory { active: None, gradients, waiting: None, downloads: 0 },
             results: Results::default(),
             // At its first stage there is nothing to save: the initial weights can be computed or read again.
             checkpoint: CheckpointClock::new(&cursor, 0.0, info.admitted.storage.master_bytes),
@@ -173,7 +175,7 @@ impl LiveTask {
             submitted: self.id().0 as u64,
             next_shard,
             cached: false,
-            continues: self.in_flight.runs(),
+            continues: self.in_flight.computing().next().is_some(),
             ran_on: None,
         }
     }
@@ -210,7 +212,7 @@ impl LiveTask {
     /// Estimated time at which the shard that waits for the optimizer is promoted; `None` before the first
     /// measurement.
     pub(crate) fn promoted_s(&self) -> Option<f64> {
-        self.waits.promoted_s().filter(|_| !self.in_flight.runs())
+        self.waits.promoted_s().filter(|_| self.in_flight.computing().next().is_none())
     }
 
     /// Estimated seconds to the end of the task if it waits for no other task and has a device for each replica.
@@ -317,7 +319,7 @@ impl LiveTask {
             parameters,
         };
         self.cursor.advance(replica);
-        self.in_flight.claim(&claim, device);
+        self.record_claim(&claim, device);
         Ok((claim, inputs))
     }
 
@@ -342,7 +344,7 @@ impl LiveTask {
         match next.stage.microbatch_pass() {
             _ if !possible => Adding::Nothing,
             0 => Adding::First,
-            _ if sums_wait || self.in_flight.may_add_to(replica, next) => Adding::Next,
+            _ if sums_wait || self.adds_before(replica, next) => Adding::Next,
             _ => Adding::Nothing,
         }
     }
@@ -429,7 +431,7 @@ impl LiveTask {
         measured: Option<Measured>,
         time: Time,
     ) -> Result<Progress, EngineError> {
-        self.in_flight.end(claim);
+        self.end_claim(claim);
         self.results.compute_s += time.seconds();
         self.costs.observe(claim.what.kind, claim.what.shard, time.seconds());
         if let Some(measured) = measured {

@@ -7,9 +7,11 @@
 //! Never: handles tensors, threads, clocks or results.
 
 mod cursor;
+mod in_flight;
 mod shape;
 
 pub use cursor::Cursor;
+pub use in_flight::{InFlight, UnderWay};
 pub use shape::{EvaluationPoints, MicrobatchGroup, Microbatches, Program, RoundBatches};
 
 use crate::policy::ShardTaskKind;

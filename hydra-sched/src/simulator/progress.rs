@@ -2,32 +2,17 @@
 
 use super::TaskCost;
 use crate::policy::{CostModel, ShardTaskKind};
-use crate::program::{Cursor, Program, ShardTask};
+use crate::program::{Cursor, InFlight, Program, ShardTask, UnderWay};
 
-/// What devices do for a replica, which runs microbatch groups of a model in sequence.
-struct Replica {
-    /// The device that has committed to a shard task that has not started.
-    claimed: Option<(usize, ShardTask)>,
-    /// The device that computes a shard task.
-    runs_on: Option<(usize, ShardTask)>,
-    /// Per microbatch pass of the group: when the input of its next shard task is on the host; infinite until
-    /// known.
-    outputs_s: Vec<f64>,
-}
+/// For each microbatch pass of a replica's microbatch group: when the input of its next shard task is on the host;
+/// infinite until known.
+struct Outputs(Vec<f64>);
 
-impl Replica {
-    fn is_free(&self) -> bool {
-        self.claimed.is_none() && self.runs_on.is_none()
-    }
-
-    fn under_way(&self) -> impl Iterator<Item = &(usize, ShardTask)> {
-        self.claimed.iter().chain(&self.runs_on)
-    }
-
-    /// The place of a shard task's microbatch pass in `outputs_s`. There are as many as in the longest group, and
-    /// those of a group follow each other.
+impl Outputs {
+    /// The place of a shard task's microbatch pass. There are as many as in the longest group, and those of a group
+    /// follow each other.
     fn place(&self, task: &ShardTask) -> usize {
-        task.microbatch_pass() % self.outputs_s.len()
+        task.microbatch_pass() % self.0.len()
     }
 }
 
@@ -38,9 +23,9 @@ pub(crate) struct Model {
     pub adds_up: bool,
     /// Its position behind all shard tasks that devices have committed to.
     cursor: Cursor,
-    replicas: Vec<Replica>,
-    /// The device that last committed to it.
-    pub ran_on: Option<usize>,
+    pub in_flight: InFlight<usize>,
+    /// By replica.
+    outputs_s: Vec<Outputs>,
     /// Per shard: when its master weights are final; infinite until known.
     pub final_s: Vec<f64>,
     /// Per shard: the backwards of the minibatch that were committed to, and those with gradients on the
@@ -60,10 +45,9 @@ impl Model {
         let cursor = Cursor::after(task.program(), 0, devices);
         let largest = cursor.program().microbatch_group;
         let outputs_s = vec![0.0; largest.microbatches.max(largest.batches)];
-        let replica = |_| Replica { claimed: None, runs_on: None, outputs_s: outputs_s.clone() };
         Self {
-            replicas: (0..cursor.replicas()).map(replica).collect(),
-            ran_on: None,
+            in_flight: InFlight::new(cursor.replicas()),
+            outputs_s: (0..cursor.replicas()).map(|_| Outputs(outputs_s.clone())).collect(),
             final_s: vec![task.arrival_s; task.shards.len()],
             backwards: vec![(0, 0); task.shards.len()],
             waited_s: task.least_step_s(),
@@ -80,7 +64,7 @@ impl Model {
 
     /// The number of replicas.
     pub(crate) fn replicas(&self) -> usize {
-        self.replicas.len()
+        self.cursor.replicas()
     }
 
     /// The next shard task of the earliest unfinished microbatch group, or of the next one if none is in
@@ -94,76 +78,28 @@ impl Model {
         self.program().version(task.shard, task.step) as u64
     }
 
-    /// Returns whether a device computes it or has committed to it.
-    pub(crate) fn is_under_way(&self) -> bool {
-        self.replicas.iter().any(|replica| !replica.is_free())
-    }
-
-    /// Returns whether a device has committed to a shard task that has not started.
-    pub(crate) fn is_claimed(&self) -> bool {
-        self.replicas.iter().any(|replica| replica.claimed.is_some())
-    }
-
-    /// Returns whether another device computes it or has committed to it.
-    pub(crate) fn is_elsewhere(&self, device: usize) -> bool {
-        self.replicas.iter().flat_map(Replica::under_way).any(|(on, _)| *on != device)
-    }
-
-    /// Returns whether another device last committed to it, and this one is not computing it too.
-    pub(crate) fn ran_elsewhere(&self, device: usize) -> bool {
-        let mut under_way = self.replicas.iter().flat_map(Replica::under_way);
-        self.ran_on.is_some_and(|on| on != device) && under_way.all(|(on, _)| *on != device)
-    }
-
     /// Returns whether it is between two minibatches or microbatch passes of an evaluation, or at its end,
     /// and all updates are done.
     pub(crate) fn is_at_rest(&self, now_s: f64) -> bool {
         let begins = |next: ShardTask| next.microbatch_pass() == 0 || next.kind == ShardTaskKind::Evaluate;
         let is_between = self.cursor.is_between_groups() && self.next().is_none_or(begins);
-        is_between && !self.is_under_way() && self.final_s.iter().all(|final_s| *final_s <= now_s)
-    }
-
-    /// The devices that compute it.
-    pub(crate) fn runs_on(&self) -> impl Iterator<Item = usize> {
-        self.replicas.iter().filter_map(|replica| replica.runs_on.map(|(device, _)| device))
+        is_between && self.in_flight.is_idle() && self.final_s.iter().all(|final_s| *final_s <= now_s)
     }
 
     /// The shard task that a device may commit to at this time, and its replica; if `device` is `None`, for a
-    /// device that does not compute the model. The order of preference is: the successor of the one that the
-    /// device computes, then microbatch groups that have started, then one that starts, but not in a second
-    /// replica on the same device.
+    /// device that does not compute the model.
     pub(crate) fn claimable(&self, device: Option<usize>, now_s: f64) -> Option<(usize, ShardTask)> {
-        let runs_here = |replica: &Replica| {
-            device.is_some() && replica.claimed.is_none() && replica.runs_on.map(|(on, _)| on) == device
-        };
-        let own = self.replicas.iter().position(runs_here);
-        let is_begun = |replica: &usize| self.cursor.is_in_group(*replica);
-        let (goes_on, begins) = (own.filter(is_begun), own.filter(|replica| !is_begun(replica)));
-        let is_free = |replica: &usize| self.replicas[*replica].is_free();
-        let begun = self.cursor.replicas_in_group().into_iter().filter(is_free);
-        let free = (0..self.replicas.len()).find(|replica| is_free(replica) && !is_begun(replica));
-        let here = self.replicas.iter().flat_map(Replica::under_way).any(|(on, _)| Some(*on) == device);
-        let mut replicas = goes_on.into_iter().chain(begun).chain(begins).chain(free.filter(|_| !here));
-        replicas.find_map(|replica| Some((replica, self.claimable_in(replica, now_s)?)))
-    }
-
-    /// The next shard task of a replica without a commitment, if it can run now.
-    fn claimable_in(&self, replica: usize, now_s: f64) -> Option<ShardTask> {
-        let next = self.cursor.peek_in(replica)?;
-        let others = self.replicas.iter().enumerate().filter(|(other, _)| *other != replica);
-        let mut others = others.flat_map(|(_, other)| other.under_way());
-        let may_begin =
-            self.cursor.is_in_group(replica) || others.all(|(_, other)| other.same_minibatch(&next));
-        let running = self.replicas[replica].runs_on;
-        let is_handed = running.is_some_and(|(_, task)| task.microbatch_pass() == next.microbatch_pass());
-        let has_inputs = is_handed || self.inputs_s(replica, &next) <= now_s;
-        (self.final_s[next.shard] <= now_s && has_inputs && may_begin).then_some(next)
+        self.in_flight.claimable(&self.cursor, device, |replica, next| {
+            let running = self.in_flight.running(replica);
+            let is_handed = running.is_some_and(|of| of.task.microbatch_pass() == next.microbatch_pass());
+            self.final_s[next.shard] <= now_s && (is_handed || self.inputs_s(replica, next) <= now_s)
+        })
     }
 
     /// The earliest known time at which the next shard task can be committed to, unless it waits for
     /// something that has not started.
     pub(crate) fn ready_s(&self) -> Option<f64> {
-        let next = self.next().filter(|_| !self.is_under_way())?;
+        let next = self.next().filter(|_| self.in_flight.is_idle())?;
         let replica = self.cursor.first_in_group().unwrap_or(0);
         let final_s = self.final_s[next.shard];
         let final_s = if final_s.is_finite() { final_s } else { self.expected_s };
@@ -172,18 +108,18 @@ impl Model {
 
     /// The time at which the input of a replica's shard task is on the host; infinite until known.
     fn inputs_s(&self, replica: usize, next: &ShardTask) -> f64 {
-        let of = &self.replicas[replica];
-        if self.program().begins_pass(next) { 0.0 } else { of.outputs_s[of.place(next)] }
+        let outputs = &self.outputs_s[replica];
+        if self.program().begins_pass(next) { 0.0 } else { outputs.0[outputs.place(next)] }
     }
 
     /// Records when the output of a replica's shard task is on the host; returns whether another device may
     /// continue with it then.
     pub(crate) fn made(&mut self, replica: usize, task: &ShardTask, at_s: f64) -> bool {
-        let of = &mut self.replicas[replica];
-        let place = of.place(task);
-        of.outputs_s[place] = at_s;
+        let outputs = &mut self.outputs_s[replica];
+        let place = outputs.place(task);
+        outputs.0[place] = at_s;
         // Nothing waits if the device continues with the same microbatch pass.
-        of.claimed.is_none() || of.outputs_s.len() > 1
+        !self.in_flight.is_claimed(replica) || outputs.0.len() > 1
     }
 
     /// Estimated seconds of the work that no device has committed to.
@@ -206,8 +142,7 @@ impl Model {
         let task = self.cursor.peek_in(replica)?;
         self.cursor.advance(replica);
         self.made(replica, &task, f64::INFINITY);
-        self.ran_on = Some(device);
-        self.replicas[replica].claimed = Some((device, task));
+        self.in_flight.claim(replica, UnderWay { device, task, claim: () });
         if task.kind == ShardTaskKind::Backward {
             self.backwards[task.shard].0 += 1;
             if self.backwards[task.shard].0 == self.backwards_of(&task) {
@@ -222,16 +157,10 @@ impl Model {
         self.program().microbatches.of(task.step) as u64
     }
 
-    /// Starts the claimed shard task of a replica.
-    pub(crate) fn start(&mut self, replica: usize) {
-        let of = &mut self.replicas[replica];
-        of.runs_on = of.claimed.take();
-    }
-
     /// Ends a shard task of a replica at this time.
     pub(crate) fn end(&mut self, replica: usize, task: &ShardTask, now_s: f64) {
-        self.replicas[replica].runs_on = None;
-        let is_last = self.program().following(task.kind, task.shard).is_none() && !self.is_under_way();
+        self.in_flight.end(replica, |of| of.task == *task);
+        let is_last = self.program().following(task.kind, task.shard).is_none() && self.in_flight.is_idle();
         self.expected_s = if is_last { now_s + self.waited_s } else { f64::INFINITY };
     }
 

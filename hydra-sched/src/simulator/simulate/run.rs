@@ -322,7 +322,7 @@ impl<'a> Run<'a> {
         state.active = Some(Active { claim, start_s: self.now_s, left_s, end_s, span });
         state.last = Some(model);
         let rank = state.rank;
-        self.models[model].start(replica);
+        self.models[model].in_flight.start(replica);
         self.result.shard_tasks += 1;
         self.result.first_start_s = self.result.first_start_s.min(self.now_s);
         self.result.promotion_wait_s += waited_s;

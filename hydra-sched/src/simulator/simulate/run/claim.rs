@@ -19,10 +19,10 @@ impl Run<'_> {
         self.release_host_memory(model);
         let state = &self.models[model];
         let goes_on = |device: &usize| state.claimable(Some(*device), self.now_s).is_some();
-        let touched: Vec<usize> = state.runs_on().filter(goes_on).collect();
+        let touched: Vec<usize> = state.in_flight.computing().filter(goes_on).collect();
         self.requests.touched.extend(touched.into_iter().map(|device| self.devices[device].rank));
         let next = state.claimable(None, self.now_s).map(|(_, next)| next);
-        if state.is_under_way() {
+        if !state.in_flight.is_idle() {
             return self.offer_joinable(model, next);
         }
         self.offer_joinable(model, None);
@@ -64,7 +64,8 @@ impl Run<'_> {
     /// Returns a model as devices see it.
     fn claimable(&self, model: usize, next: &ShardTask, continues: bool) -> ModelView {
         let state = &self.models[model];
-        let ran_on = state.ran_on.filter(|device| self.workload.devices[*device].keeps_copies);
+        let ran_on =
+            state.in_flight.last_device().filter(|device| self.workload.devices[*device].keeps_copies);
         ModelView { ran_on, ..view(model, state, next, continues) }
     }
 
@@ -140,7 +141,7 @@ impl Run<'_> {
         if let Some(model) = running {
             let state = &self.models[model];
             // Models that other devices compute come after idle ones.
-            let may = self.offers.queue.is_empty() || !state.is_elsewhere(device);
+            let may = self.offers.queue.is_empty() || !state.in_flight.is_elsewhere(device);
             if let Some((_, next)) = state.claimable(Some(device), self.now_s).filter(|_| may) {
                 self.enqueue(model, &next, true);
             }
@@ -217,8 +218,10 @@ impl Run<'_> {
     fn awaited(&self, device: usize) -> Option<ModelView> {
         let model = self.devices[device].last?;
         let state = &self.models[model];
-        let next = state.next().filter(|_| !state.is_claimed() && state.ran_on == Some(device))?;
-        let continues = state.runs_on().any(|on| on == device);
+        let in_flight = &state.in_flight;
+        let is_last = !in_flight.has_claims() && in_flight.last_device() == Some(device);
+        let next = state.next().filter(|_| is_last)?;
+        let continues = in_flight.computing().any(|on| on == device);
         (state.final_s[next.shard] > self.now_s).then(|| view(model, state, &next, continues))
     }
 

@@ -42,7 +42,7 @@ impl Run<'_> {
             }
             let of = |(model, shard): (usize, usize), version| {
                 let state = &models[model];
-                let devices = if state.ran_elsewhere(device) { workload.devices.len() } else { 1 };
+                let devices = if state.in_flight.ran_elsewhere(device) { workload.devices.len() } else { 1 };
                 let next_use_s = state.until_read_s(shard, version);
                 // If no memory is stated, each copy takes one of two slots.
                 let bytes = workload.devices[device].memory_bytes.map_or(1, |_| copy.bytes.max(1));
@@ -92,7 +92,7 @@ impl Run<'_> {
 
     /// Removes the copies of a model that has ended, on devices where they take memory from computations.
     pub(super) fn forget_ended(&mut self, model: usize) {
-        if self.models[model].next().is_some() || self.models[model].is_under_way() {
+        if self.models[model].next().is_some() || !self.models[model].in_flight.is_idle() {
             return;
         }
         let shards = self.workload.tasks[model].shards.iter().enumerate();
