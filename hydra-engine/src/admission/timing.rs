@@ -19,6 +19,8 @@ const ROUNDS: std::ops::Range<usize> = 3..30;
 /// Seconds of shard tasks after which no further round starts. Several rounds average over slow and fast moments of a
 /// machine.
 const ENOUGH_S: f64 = 2.0;
+/// The same as a part of the estimated compute time of the run: a prediction takes less time than what it predicts.
+const ENOUGH_PART: f64 = 0.1;
 
 /// The plans of the tasks with the times of their shards for an average batch, measured while as many devices compute
 /// as there are processors for.
@@ -34,9 +36,11 @@ pub(crate) fn timed_plans(
         }
     }
     let devices = concurrent_devices(devices);
+    let run_s: f64 = admitted.iter().map(|task| task.estimated_s).sum();
+    let enough_s = ENOUGH_S.min(ENOUGH_PART * run_s);
     for round in 0..ROUNDS.end {
         let taken_s: f64 = timed.iter().map(Timed::taken_s).sum();
-        if round >= ROUNDS.start && taken_s >= ENOUGH_S {
+        if round >= ROUNDS.start && taken_s >= enough_s {
             break;
         }
         timed.iter_mut().filter(|timed| timed.is_short()).try_for_each(|timed| timed.time_round(&devices))?;
