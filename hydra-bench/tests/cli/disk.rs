@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 /// Two configurations on two devices, with a shard for every layer.
-static RUN: LazyLock<Vec<&str>> = LazyLock::new(|| grid("--steps 4 --cuts 1,2,3,4,5"));
+static RUN: LazyLock<Vec<&str>> = LazyLock::new(|| grid("--steps 4 --eval-limit 4 --cuts 1,2,3,4,5"));
 /// Half of the master weights.
 const HOST: [&str; 2] = ["--host-memory", "4MiB"];
 const DISK: [&str; 2] = ["--disk-memory", "16MiB"];

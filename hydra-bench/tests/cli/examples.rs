@@ -247,7 +247,8 @@ fn a_run_says_once_what_it_does_not_use() {
     let file = root.path().join("a.jsonl");
     let row = |i: usize| format!("{{\"text\": \"{}\", \"id\": {i}}}\n", "word ".repeat(i % 7 * 8 + 1));
     fs::write(&file, (0..40).map(row).collect::<String>()).unwrap();
-    let run = ["--data", file.to_str().unwrap(), "--batch", "4", "--lr", "1e-3", "--devices", "cpu:1x1"];
+    let run = "--model bytes-tiny --batch 4 --lr 1e-3 --devices cpu:1x1 --data".split(' ');
+    let run: Vec<&str> = run.chain(file.to_str()).collect();
     for command in [&["select", "--dry-run"][..], &["explain"], &["train", "--dry-run"]] {
         let output = hydra(&[command, &run].concat()).output().unwrap();
         let err = notes(&text(&output.stderr));

@@ -338,10 +338,10 @@ fn nothing_multiplies_that_nobody_has_listed() {
         ),
         "{err}"
     );
-    let (tasks, err) = planned("select --lr 1e-3,1e-4");
+    let (tasks, err) = planned("select --model bytes-tiny --lr 1e-3,1e-4");
     assert_eq!(tasks.len(), 2);
     assert!(err.contains("note: by default --batch 8; ") && !err.contains("--lr 3e-4"), "{err}");
-    let (tasks, err) = planned("select --weight-decay 0.1 --batch 4 --lr 1e-3");
+    let (tasks, err) = planned("select --model bytes-tiny --weight-decay 0.1 --batch 4 --lr 1e-3");
     assert_eq!(tasks.len(), 1);
     assert!(!err.contains("by default"), "{err}");
     // No flag selects what to train: this is the demo on another device.
@@ -360,7 +360,8 @@ fn lists_of_any_setting_need_no_steps() {
         ("--lora 2 --lora-alpha 8,16", 2),
     ] {
         let length = if lists.contains("--epochs") { "" } else { "--epochs 1" };
-        let (mut tasks, _) = planned(&format!("select --batch 4 --lr 1e-3 {lists} {length}"));
+        let (mut tasks, _) =
+            planned(&format!("select --model bytes-tiny --batch 4 --lr 1e-3 {lists} {length}"));
         assert_eq!(tasks.len(), count, "{lists}");
         tasks.sort_unstable();
         tasks.dedup();

@@ -174,7 +174,7 @@ fn a_killed_run_goes_on_to_the_same_bits() {
         let name = task.replace([' ', '-'], "");
         let out = |kind: &str| root.path().join(format!("{name}-{kind}"));
         let train = format!(
-            "train {task} --data {} --batch 4 --accumulate 2 --lr 3e-3 --steps 24 --eval-every 8",
+            "train {task} --data {} --batch 4 --accumulate 2 --lr 3e-3 --steps 12 --eval-every 4",
             MANY.1
         );
         let of = |kind: &str| {
@@ -184,7 +184,7 @@ fn a_killed_run_goes_on_to_the_same_bits() {
         run(&format!("{train} --devices cpu:1x2 --device-memory 256MiB"), &out("whole"));
         let cut = "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3 --checkpoint-every 2 --link 4MiB/s";
         let enough = |events: &str| events.matches("\"checkpoint\"").count() >= 2;
-        kill_and_resume(&format!("{train} {cut}"), &out("killed"), enough, ("minibatch", 24));
+        kill_and_resume(&format!("{train} {cut}"), &out("killed"), enough, ("minibatch", 12));
         assert_eq!(of("killed"), of("whole"), "{task}");
     }
 }

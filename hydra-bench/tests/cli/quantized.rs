@@ -10,11 +10,11 @@ use tempfile::TempDir;
 
 const CUT: &str = "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3";
 
-/// A run of 24 minibatches, and how it is cut, slowed down and killed.
+/// A run of 12 minibatches, and how it is cut, slowed down and killed.
 struct Killed<'a> {
     /// The command without the devices, and without directories and files of models and data.
     run: &'a str,
-    /// A link on which a minibatch takes half a second or more, so that the run is killed long before its end.
+    /// A link on which a minibatch takes a tenth of a second or more, so that the run is killed long before its end.
     link: &'a str,
     /// Host memory that holds the models within a minibatch, but not the master weights.
     host: &'a str,
@@ -26,7 +26,7 @@ impl Killed<'_> {
         let root = TempDir::new().unwrap();
         let out = |name: &str| root.path().join(name);
         let train = format!(
-            "train {} {paths} --steps 24 --eval-every 8 --eval-limit 8 --no-initial-validation",
+            "train {} {paths} --steps 12 --eval-every 4 --eval-limit 4 --no-initial-validation",
             self.run
         );
         let whole =
@@ -41,7 +41,7 @@ impl Killed<'_> {
         for (name, memory) in [("memory", ""), ("disk", on_disk.as_str())] {
             let cut = format!("{train} {CUT} --checkpoint-every 2 --link {} {memory}", self.link);
             let enough = |events: &str| events.matches("\"checkpoint\"").count() >= 2;
-            kill_and_resume(&cut, &out(name), enough, ("minibatch", 24));
+            kill_and_resume(&cut, &out(name), enough, ("minibatch", 12));
             let killed = task(name);
             assert!(killed["resumed_at"].as_u64() >= Some(2), "{killed:#}");
             assert_eq!(
@@ -57,7 +57,7 @@ impl Killed<'_> {
 fn a_killed_run_on_a_base_in_nf4_goes_on_to_the_same_bits() {
     for dtype in ["f32", "bf16"] {
         let run = format!("--batch 8 --accumulate 2 --lr 3e-3 --lora 4 --base nf4 --dtype {dtype}");
-        let killed = Killed { run: &run, link: "128KiB/s", host: "460KiB" };
+        let killed = Killed { run: &run, link: "512KiB/s", host: "460KiB" };
         killed.assert_goes_on(&format!("--model {} --data {}", BASE.1.display(), BASE.2.display()));
     }
 }

@@ -72,8 +72,8 @@ fn a_configuration_that_can_never_fit_is_left_out_and_the_others_are_trained() {
     // A minibatch of 512 items does not fit on the device, one of four does.
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("run");
-    let arguments =
-        "select --batch 4,512 --lr 1e-3 --context 32 --steps 2 --devices cpu:1x1 --device-memory 8MiB";
+    let arguments = "select --model bytes-tiny --batch 4,512 --lr 1e-3 --context 32 --steps 2 --eval-limit 2 --devices cpu:1x1 \
+         --device-memory 8MiB";
     let with = |more: &'static str| -> Vec<&str> {
         let more = more.split_whitespace().chain(["--out", out.to_str().unwrap()]);
         arguments.split_whitespace().chain(more).collect()

@@ -30,18 +30,18 @@ fn results(task: &Value) -> [Value; 4] {
 #[test]
 fn its_bits_depend_neither_on_cuts_nor_on_devices_nor_on_a_kill() {
     let root = TempDir::new().unwrap();
-    let long = "--steps 24 --eval-every 8";
+    let long = "--steps 12 --eval-every 4";
     let whole = run(&format!("{long} --devices cpu:1x2 --device-memory 256MiB"), &root.path().join("whole"));
     assert_eq!(whole["shards"], 1);
     let cut = format!("{long} --devices cpu:2x1 --device-memory 64MiB --cuts 1,2,4,6");
     let killed = root.path().join("killed");
-    let slow = arguments(&format!("{cut} --checkpoint-every 2 --link 4MiB/s"), &killed);
+    let slow = arguments(&format!("{cut} --checkpoint-every 2 --link 8MiB/s"), &killed);
     let mut child = spawn(&slow.iter().map(String::as_str).collect::<Vec<_>>(), Stdio::piped());
     let events = || fs::read_to_string(killed.join("metrics.jsonl")).unwrap_or_default();
     wait_for(|| events().matches("\"checkpoint\"").count() >= 2);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(events().matches("\"minibatch\"").count() < 24, "the run was killed before its end");
+    assert!(events().matches("\"minibatch\"").count() < 12, "the run was killed before its end");
     let output = hydra(&["resume", killed.to_str().unwrap(), "--link", "8GiB/s"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let gone_on = json(&killed.join("report.json"))["tasks"][0].clone();

@@ -97,9 +97,14 @@ fn lists_of_any_setting_are_a_grid() {
 #[test]
 fn a_list_of_contexts_or_epochs_has_the_bits_of_each_alone() {
     let root = TempDir::new().unwrap();
+    // Three minibatches of 16 examples of 64 tokens are an epoch.
+    let data = root.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::write(data.join("train.txt"), (0..900).map(|word| format!("{word} ")).collect::<String>())
+        .unwrap();
     let run = |command: &str, name: &str| {
-        let out = root.path().join(name);
-        let flags = "--model bytes-tiny --batch 64 --lr 3e-4 --no-initial-validation --devices cpu:1x1 --out";
+        let (out, data) = (root.path().join(name), data.display());
+        let flags = format!("--data {data} --model bytes-tiny --batch 16 --lr 3e-4 --devices cpu:1x1 --out");
         let words = command.split_whitespace().chain(flags.split_whitespace());
         says(&words.chain(out.to_str()).collect::<Vec<_>>());
         json(&out.join("report.json"))["tasks"].clone()

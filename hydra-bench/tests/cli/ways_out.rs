@@ -47,8 +47,7 @@ fn names(ways: &[(String, String)]) -> Vec<&str> {
 
 #[test]
 fn what_a_device_has_no_room_for_is_refused_with_settings_that_fit() {
-    let flags =
-        "--batch 512 --lr 1e-3 --context 32 --steps 2 --devices cpu:1x1 --device-memory 8MiB --eval-limit 4";
+    let flags = "--model bytes-tiny --batch 512 --lr 1e-3 --context 32 --steps 2 --devices cpu:1x1 --device-memory 8MiB --eval-limit 4";
     let (said, ways) = refused(flags);
     let named = names(&ways);
     assert_eq!(named[..3], ["--device-memory", "--batch", "--batch"], "{said}");
@@ -79,7 +78,7 @@ fn a_context_for_examples_that_are_too_long_is_named_with_what_it_cuts() {
     fs::write(&data, (0..40).map(|item| line(if item % 10 == 3 { 100 } else { 10 })).collect::<String>())
         .unwrap();
     let flags = format!(
-        "--batch 64 --lr 1e-3 --steps 2 --devices cpu:1x1 --device-memory 8MiB --eval-limit 4 --data {}",
+        "--model bytes-tiny --batch 64 --lr 1e-3 --steps 2 --devices cpu:1x1 --device-memory 8MiB --eval-limit 4 --data {}",
         data.display()
     );
     let (said, ways) = refused(&flags);
