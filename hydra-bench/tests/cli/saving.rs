@@ -118,9 +118,9 @@ fn models_have_the_type_of_their_base_or_the_one_that_is_asked_for() {
 
 #[test]
 fn a_dry_run_says_how_much_is_written() {
-    let small = |more: &'static str| {
-        [grid("--model bytes-tiny --steps 2 --eval-limit 2 --dry-run"), grid(more).split_off(grid("").len())]
-            .concat()
+    let small = |more: &'static str| -> Vec<&str> {
+        let planned = grid("--model bytes-tiny --steps 2 --eval-limit 2 --dry-run");
+        planned.into_iter().chain(more.split_whitespace()).collect()
     };
     let all = says(&small(""));
     assert!(

@@ -19,7 +19,7 @@ const ROUNDS: std::ops::Range<usize> = 3..30;
 /// Seconds of shard tasks after which no further round starts. Several rounds average over slow and fast moments of a
 /// machine.
 const ENOUGH_S: f64 = 2.0;
-/// The same as a part of the estimated compute time of the run: a prediction takes less time than what it predicts.
+/// The same as a part of the estimated compute time of the run, so that short runs are predicted soon.
 const ENOUGH_PART: f64 = 0.1;
 
 /// The plans of the tasks with the times of their shards for an average batch, measured while as many devices compute
