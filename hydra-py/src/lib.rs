@@ -23,7 +23,7 @@ static ALLOCATOR: CountingAllocator<MiMalloc> = CountingAllocator::new(MiMalloc)
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::running::{Events, Running, machine, report, spec, start};
+    use crate::running::{Events, Running, machine, merged_report, report, spec, start};
     #[pymodule_export]
     use crate::torch::Memory;
     #[pymodule_export]

@@ -67,6 +67,12 @@ pub(crate) fn report(py: Python<'_>, directories: Vec<PathBuf>) -> PyResult<Stri
     py.detach(|| embedded::report(&directories)).map_err(|failure| exception(py, &failure))
 }
 
+/// Returns the merged report of the runs of one grid as JSON, also if one run has trained it all.
+#[pyfunction]
+pub(crate) fn merged_report(py: Python<'_>, directories: Vec<PathBuf>) -> PyResult<String> {
+    py.detach(|| embedded::merged_report(&directories)).map_err(|failure| exception(py, &failure))
+}
+
 /// Returns the `spec.toml` of a grid, given the arguments of `select` and a model of this program that they name.
 #[pyfunction]
 #[pyo3(signature = (arguments, own=None))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import hydra_train as hydra
 
 pytest.importorskip("fsspec", reason="fsspec is not installed here: pip install 'hydra-train[ray]'")
 
+from conftest import GRID  # noqa: E402
+from hydra_train import _keywords  # noqa: E402
 from hydra_train._cluster.driver import Driver, NodeLost  # noqa: E402
-from hydra_train._cluster.node import Status, build  # noqa: E402
+from hydra_train._cluster.node import Node, Status, build  # noqa: E402
 from hydra_train._cluster.storage import Storage  # noqa: E402
 
 TASKS = ["long", "middle", "short"]
@@ -186,3 +189,42 @@ def test_a_node_whose_process_ends_repeatedly_takes_no_part(tmp_path: Path) -> N
     cluster.lost = {"b"}
     finish(driver)
     assert "it was lost 3 times" in str(driver.refused["b"])
+
+
+class OneProcess:
+    """A cluster of nodes in this process, which train."""
+
+    def __init__(self, storage: Path, arguments: list[str], names: list[str]) -> None:
+        self.nodes = {name: Node(str(storage), arguments, None) for name in names}
+
+    def alive(self) -> list[str]:
+        return list(self.nodes)
+
+    def drop(self, node: str) -> None:
+        self.nodes.pop(node).close()
+
+    def call(self, node: str, method: str, *arguments: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(getattr(self.nodes[node], method)(*arguments))
+        return answer
+
+
+def test_the_report_is_that_of_a_grid_whether_one_node_trained_it_or_two(tmp_path: Path) -> None:
+    arguments = _keywords.arguments("select", {**GRID, "devices": "cpu:1x1", "progress": "none"})
+    reports = []
+    for names in (["one"], ["one", "two"]):
+        storage = tmp_path / "-".join(names)
+        cluster = OneProcess(storage, arguments, names)
+        driver = Driver(cluster, Storage(storage), arguments)
+        while not driver.done:
+            driver.step()
+            time.sleep(0.02)
+        reports.append(driver.report(lambda: time.sleep(0.02)))
+        driver.close()
+        for name in names:
+            cluster.drop(name)
+    alone, both = reports
+    assert (alone["state"], alone["notes"], len(alone["runs"])) == ("done", [], 1)
+    assert alone.keys() == both.keys()
+    assert [task.keys() for task in alone["tasks"]] == [task.keys() for task in both["tasks"]]
+    assert [task["weights_sha256"] for task in alone["tasks"]] == [task["weights_sha256"] for task in both["tasks"]]

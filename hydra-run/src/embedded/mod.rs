@@ -18,7 +18,7 @@ use crate::session::{Environment, Registered};
 use crate::terminal::{Outcome, Show, log, panics};
 use hydra_spill::alloc::ReturnsFreed;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
@@ -150,14 +150,32 @@ impl Running {
 /// # Errors
 /// If a directory has no run, or its report cannot be read.
 pub fn report(directories: &[PathBuf]) -> Result<String, Failure> {
-    ranked_report(directories).map_err(|error| Failure::of_command(&error))
+    let text = match directories {
+        [directory] => report_of_one(directory),
+        several => merged(several),
+    };
+    ranked(text)
 }
 
-fn ranked_report(directories: &[PathBuf]) -> anyhow::Result<String> {
-    let text = match directories {
-        [directory] if is_unfinished(directory) => Journal::read(directory)?.to_json(is_taken(directory))?,
-        [directory] => read_report(directory)?,
-        several => Merged::read(several)?.to_json()?,
-    };
-    Report::with_ranks(&text)
+/// Returns the merged report of the runs of one grid as [`report`] does, also if one run has trained it all.
+///
+/// # Errors
+/// If a directory has no run, or its report cannot be read.
+pub fn merged_report(directories: &[PathBuf]) -> Result<String, Failure> {
+    ranked(merged(directories))
+}
+
+fn report_of_one(directory: &Path) -> anyhow::Result<String> {
+    if is_unfinished(directory) {
+        return Journal::read(directory)?.to_json(is_taken(directory));
+    }
+    read_report(directory)
+}
+
+fn merged(directories: &[PathBuf]) -> anyhow::Result<String> {
+    Merged::read(directories)?.to_json()
+}
+
+fn ranked(text: anyhow::Result<String>) -> Result<String, Failure> {
+    text.and_then(|text| Report::with_ranks(&text)).map_err(|error| Failure::of_command(&error))
 }

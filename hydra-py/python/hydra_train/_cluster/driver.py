@@ -405,11 +405,9 @@ class Driver:
                 if (directory / "spec.toml").exists():
                     local.append(str(directory))
             # The report names paths in the storage, not those of the local copies.
-            text = _native.report(local).replace(json.dumps(f"{folder}/")[1:-1], json.dumps(self.storage.at(f"{RUNS}/"))[1:-1])
+            text = _native.merged_report(local).replace(json.dumps(f"{folder}/")[1:-1], json.dumps(self.storage.at(f"{RUNS}/"))[1:-1])
         report: dict[str, Any] = json.loads(text)
         for task in report["tasks"]:
-            # The report of a single run does not have its name.
-            task.setdefault("run", self.storage.at(f"{RUNS}/{Path(local[0]).name}"))
             if task.get("model_dir"):
                 task["model_dir"] = f"{task['run']}/models/{task['name']}"
         return report
