@@ -1,6 +1,6 @@
 //! The transformer block: attention and a feed-forward network, each with a residual connection.
 
-use super::{Affine, Gpt2Config, Norm};
+use super::{Gpt2Config, Linear, Norm};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
 use crate::parts::{Activate, Adapter, Pooled, along, generating, slots, with_positions};
@@ -12,18 +12,18 @@ use hydra_core::{Activation, Forward, Init, Pass};
 #[derive(Module, Debug)]
 pub struct SelfAttention {
     /// Projects to queries, keys and values, `[width, 3 * width]`.
-    pub c_attn: Affine,
+    pub c_attn: Linear,
     /// The output projection, `[width, width]`.
-    pub c_proj: Affine,
+    pub c_proj: Linear,
 }
 
 /// The feed-forward network.
 #[derive(Module, Debug)]
 pub struct Mlp {
     /// `[width, inner]`.
-    pub c_fc: Affine,
+    pub c_fc: Linear,
     /// `[inner, width]`.
-    pub c_proj: Affine,
+    pub c_proj: Linear,
 }
 
 /// A pre-norm transformer block over `[batch, tokens, width]`. Positions are passed on.
@@ -84,9 +84,12 @@ impl Block {
         let (width, inner, epsilon) = (config.n_embd, config.inner(), config.layer_norm_epsilon);
         Self {
             ln_1: Norm::new(width, epsilon),
-            attn: SelfAttention { c_attn: Affine::new(width, 3 * width), c_proj: Affine::new(width, width) },
+            attn: SelfAttention {
+                c_attn: Linear::conv1d(width, 3 * width),
+                c_proj: Linear::conv1d(width, width),
+            },
             ln_2: Norm::new(width, epsilon),
-            mlp: Mlp { c_fc: Affine::new(width, inner), c_proj: Affine::new(inner, width) },
+            mlp: Mlp { c_fc: Linear::conv1d(width, inner), c_proj: Linear::conv1d(inner, width) },
             options: Options::new(config, index),
         }
     }
@@ -114,7 +117,7 @@ impl Block {
     }
 
     /// Adds a layer's output for `x` to the residual, after dropout at `site`.
-    fn add(&self, residual: Tensor<3>, map: &Affine, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
+    fn add(&self, residual: Tensor<3>, map: &Linear, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
         match pass.site(site).dropout_mask(self.options.residual_dropout) {
             Some(mask) => ops::dropout_onto(residual, map.forward(x, pass), mask),
             None => map.forward_onto(residual, x, pass),
@@ -176,7 +179,7 @@ impl Forward for Block {
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
         let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
-        let inner = self.mlp.c_fc.bias.lazy_shape()[0];
+        let inner = self.mlp.c_fc.outputs();
         let vectors = batch * tokens * (32 * width + 8 * inner);
         let attention = ops::attention_working_elements([batch, tokens, width], self.options.heads);
         let adapters = batch * tokens * adapter_elements(self);

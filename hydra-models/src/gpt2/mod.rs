@@ -8,16 +8,14 @@ mod block;
 mod config;
 mod embed;
 mod head;
-mod parts;
 mod vocabulary;
 
-pub use crate::parts::{Norm, Table};
+pub use crate::parts::{Linear, Norm, Table};
 pub use architecture::{Gpt2, Gpt2Dir, Gpt2Writer};
 pub use block::{Block, Mlp, SelfAttention};
 pub use config::Gpt2Config;
 pub use embed::Embed;
 pub use head::{Head, class_logits, logits};
-pub use parts::Affine;
 pub use vocabulary::{EmbedPart, HeadPart};
 
 use crate::ModelError;
