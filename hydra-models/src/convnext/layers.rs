@@ -5,7 +5,7 @@
 
 use super::ConvNextConfig;
 use crate::ops;
-use crate::parts::{Activate, Linear, Norm, Projection, uninitialized};
+use crate::parts::{Activate, Linear, Norm, Projection, check_images, initial, uninitialized};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -46,20 +46,16 @@ impl Forward for Embeddings {
     /// If images do not have the model's size.
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         let images = x.into_float::<4>();
-        let ([items, channels, height, width], [_, colours, patch, _]) =
+        let ([items, _, height, width], [_, channels, patch, _]) =
             (images.dims(), self.patch_embeddings.weight.val().dims());
-        let (expected, found) = ([colours, self.side, self.side], [channels, height, width]);
-        assert!(
-            found == expected,
-            "the model expects images of shape {expected:?}, found {found:?}: resize them"
-        );
+        check_images(&images, channels, self.side);
         let x = self.layernorm.forward(self.patch_embeddings.channels_first(images));
         let [.., channels] = x.dims();
         Activation::of(x.reshape([items, height / patch, width / patch, channels]))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
-        init(name, self.deviation)
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        initial(name, shape, self.deviation)
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
@@ -103,8 +99,8 @@ impl Forward for Downsampling {
         Activation::of(x.reshape([items, height / 2, width / 2, channels]))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
-        init(name, self.deviation)
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        initial(name, shape, self.deviation)
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
@@ -202,10 +198,10 @@ impl Forward for Block {
         Activation::of(y.reshape(shape))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
         match name {
             "layer_scale_parameter" => Init::Constant(self.options.scale as f32),
-            _ => init(name, self.options.deviation),
+            _ => initial(name, shape, self.options.deviation),
         }
     }
 
@@ -235,14 +231,5 @@ fn scaled(x: Tensor<3>, factors: Tensor<3>) -> Tensor<3> {
     match x.dtype() {
         DType::F32 => x * factors,
         narrow => (x.cast(DType::F32) * factors).cast(narrow),
-    }
-}
-
-/// The initial weights of parameters other than scales, by name.
-pub(super) fn init(name: &str, deviation: f64) -> Init {
-    match name {
-        _ if name.ends_with("bias") => Init::Zeros,
-        _ if name.starts_with("layernorm") || name.starts_with("norm") => Init::Ones,
-        _ => Init::Normal(deviation),
     }
 }

@@ -6,16 +6,15 @@
 
 mod architecture;
 mod config;
-mod head;
 mod layers;
 
 pub use architecture::{ConvNext, ConvNextDir, ConvNextWriter};
 pub use config::{ConvNextConfig, PRESETS};
-pub use head::{Head, logits};
 pub use layers::{Block, Depthwise, Downsampling, Embeddings};
 
 use crate::ModelError;
 use crate::objective::SingleLabel;
+use crate::parts::{ImageHead, ImagePooling};
 use crate::pretrained;
 use hydra_core::{Chain, ChainBuilder};
 
@@ -49,8 +48,10 @@ fn layers(config: &ConvNextConfig) -> Result<ChainBuilder, ModelError> {
             number += 1;
         }
     }
-    let objective = SingleLabel { classes: config.labels.count() };
-    Ok(chain.layer("head", Head::new(config)).objective(objective))
+    let (width, classes) = (config.hidden_sizes[config.num_stages - 1], config.labels.count());
+    let head = ImageHead::new(ImagePooling::ChannelsLast, width, classes);
+    let head = head.normalized(config.layer_norm_eps, config.initializer_range);
+    Ok(chain.layer("head", head).objective(SingleLabel { classes }))
 }
 
 /// Everything besides names and shapes that costs and results depend on.

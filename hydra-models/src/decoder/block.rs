@@ -3,7 +3,7 @@
 use super::DecoderConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
-use crate::parts::{Adapter, Linear, Pooled, RmsNorm, along, generating, slots, with_positions};
+use crate::parts::{Linear, Pooled, RmsNorm, along, generating, initial, slots, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -194,14 +194,7 @@ impl Forward for Block {
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        if let Some(init) = Adapter::init(name, shape) {
-            return init;
-        }
-        match name {
-            _ if name.ends_with("bias") => Init::Zeros,
-            _ if name.ends_with("norm.weight") => Init::Ones,
-            _ => Init::Normal(self.options.deviation),
-        }
+        initial(name, shape, self.options.deviation)
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {

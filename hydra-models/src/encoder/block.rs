@@ -3,7 +3,7 @@
 use super::{EncoderConfig, Pooling};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops::{self, GroupedAttention, Rotary, RotaryScaling};
-use crate::parts::{Activate, Adapter, Linear, Norm, Pooled, along, with_positions};
+use crate::parts::{Activate, Linear, Norm, Pooled, along, initial, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -176,16 +176,9 @@ impl Forward for Block {
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        if let Some(init) = Adapter::init(name, shape) {
-            return init;
-        }
         let [outward, inward] = self.options.deviations;
-        match name {
-            _ if name.ends_with("bias") => Init::Zeros,
-            _ if name.ends_with("norm.weight") => Init::Ones,
-            "output.weight" | "outer.weight" => Init::Normal(outward),
-            _ => Init::Normal(inward),
-        }
+        let is_outward = ["output.weight", "outer.weight"].contains(&name);
+        initial(name, shape, if is_outward { outward } else { inward })
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {

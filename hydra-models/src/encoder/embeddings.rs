@@ -3,7 +3,7 @@
 use super::EncoderConfig;
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{Norm, Table, along};
+use crate::parts::{Norm, Table, along, initial};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -79,12 +79,8 @@ impl Forward for Embeddings {
         along(ops::dropout(self.norm.forward(x), self.options.dropout, pass.site(0)), Some(at))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
-        match name {
-            "norm.bias" => Init::Zeros,
-            "norm.weight" => Init::Ones,
-            _ => Init::Normal(self.options.deviation),
-        }
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        initial(name, shape, self.options.deviation)
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {

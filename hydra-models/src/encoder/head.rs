@@ -4,10 +4,10 @@ use super::modern::Pooling;
 use super::{EncoderConfig, ModelType};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops;
-use crate::parts::{Activate, Adapter, Linear, Norm, Sequences};
+use crate::parts::{Activate, Linear, Norm, Sequences, initial};
 use burn::module::Module;
-use burn::tensor::{Device, FloatDType, Int, Tensor};
-use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Layer, Pass, forward_range, promote_layers};
+use burn::tensor::{FloatDType, Int, Tensor};
+use hydra_core::{Activation, Forward, Init, Pass};
 
 /// The head of Transformers' `..ForSequenceClassification`. Computes logits `[items, outputs]` from the first token of each
 /// sequence, `[1, items, width]`, or, where it reads their means, from one row `[1, tokens, width]` that holds all
@@ -128,16 +128,8 @@ impl Forward for Head {
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        if let Some(init) = Adapter::init(name, shape) {
-            return init;
-        }
         let [dense, classifier] = self.options.deviations;
-        match name {
-            _ if name.ends_with("bias") => Init::Zeros,
-            "dense.weight" => Init::Normal(dense),
-            "classifier.weight" => Init::Normal(classifier),
-            _ => Init::Ones,
-        }
+        initial(name, shape, if name == "dense.weight" { dense } else { classifier })
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
@@ -148,26 +140,4 @@ impl Forward for Head {
         let elements = batch * tokens * (20 * width + 8 * outputs + masks + adapter_elements(self));
         Some(((elements + 256 * width) * size_of::<f32>()) as u64)
     }
-}
-
-/// The logits `[items, outputs]` of an encoder for inputs and [`Sequences`] of its [chain](super::chain), without
-/// dropout and without adapters of the head, on the plain `device`. Layers are promoted one after the other from the
-/// bytes that `buffer` returns.
-///
-/// # Panics
-/// If `chain` is not the chain of `config`, or the inputs or targets do not fit it.
-pub fn logits(
-    config: &EncoderConfig,
-    chain: &Chain,
-    buffer: &dyn Fn(usize) -> DeviceBytes,
-    (inputs, targets): (Activation, Activation),
-    device: &Device,
-) -> Tensor<2> {
-    let (pass, last) = (Pass::evaluate(targets), chain.len() - 1);
-    let x = (0..last).fold(inputs, |x, index| {
-        forward_range(&promote_layers(chain, index..index + 1, buffer, device, false), index, x, &pass)
-    });
-    let params = chain.layer_params(last, buffer);
-    let head = Head::new(config).promote(&params, &device.clone().autodiff(), &vec![false; params.len()]);
-    Layer::forward(head.as_ref(), x, &pass).part(0).into_float()
 }

@@ -17,7 +17,7 @@ pub use architecture::{Encoder, EncoderDir, EncoderWriter};
 pub use block::Block;
 pub use config::{EncoderConfig, ModelType};
 pub use embeddings::Embeddings;
-pub use head::{Head, logits};
+pub use head::Head;
 pub use modern::{Modern, Pooling};
 
 use crate::ModelError;
@@ -167,6 +167,7 @@ mod testing {
 mod tests {
     use super::testing::{Texts, config};
     use super::*;
+    use crate::parts::class_logits;
     use crate::synthetic::testing::{
         backward, bf16_agrees_except, descend, shards_agree, texts, with_threads,
     };
@@ -248,7 +249,7 @@ mod tests {
         let (batch, outputs) = (texts(items), config.head.outputs());
         let parts = |of: &hydra_core::HostActivation| of.to_device(&device.clone().autodiff());
         let data = (parts(&batch.inputs), parts(&batch.targets));
-        let found = logits(config, &chain, &|i| buffers.0[i].clone().into(), data, &device);
+        let found = class_logits(&chain, &|i| buffers.0[i].clone().into(), data, &device);
         AnyTensor::from(found).into_host().as_f32().chunks(outputs).map(<[f32]>::to_vec).collect()
     }
 

@@ -3,7 +3,7 @@
 use super::{Gpt2Config, Linear, Norm};
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
-use crate::parts::{Activate, Adapter, Pooled, along, generating, slots, with_positions};
+use crate::parts::{Activate, Pooled, along, generating, initial, slots, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -166,15 +166,9 @@ impl Forward for Block {
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        if let Some(init) = Adapter::init(name, shape) {
-            return init;
-        }
-        match name {
-            _ if name.ends_with("bias") => Init::Zeros,
-            _ if name.starts_with("ln_") => Init::Ones,
-            _ if name.ends_with("c_proj.weight") => Init::Normal(self.options.projection_deviation),
-            _ => Init::Normal(self.options.deviation),
-        }
+        let Options { deviation, projection_deviation, .. } = self.options;
+        let is_projection = name.ends_with("c_proj.weight");
+        initial(name, shape, if is_projection { projection_deviation } else { deviation })
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {

@@ -53,6 +53,19 @@ impl Projection {
     }
 }
 
+/// Checks the shape of images `[items, channels, height, width]`.
+///
+/// # Panics
+/// If they do not have the model's channels or its size.
+#[track_caller]
+pub(crate) fn check_images(images: &Tensor<4>, channels: usize, side: usize) {
+    let ([_, found @ ..], expected) = (images.dims(), [channels, side, side]);
+    assert!(
+        found == expected,
+        "the model expects images of shape {expected:?}, found {found:?}: resize them"
+    );
+}
+
 /// Drops the remainder after the last whole window along a dimension.
 fn whole(x: Tensor<4>, dimension: usize, side: usize) -> Tensor<4> {
     let found = x.dims()[dimension];

@@ -1,6 +1,6 @@
 //! The head of a decoder's sequence classifier.
 
-use super::{Linear, Norm, RmsNorm};
+use super::{Linear, Norm, RmsNorm, initial};
 use crate::lora::Adaptable;
 use burn::module::{Module, ModuleDisplay};
 use burn::tensor::Tensor;
@@ -61,12 +61,8 @@ impl<N: FinalNorm> Forward for ScoreHead<N> {
         Activation::of(self.score.forward(hidden, pass).squeeze_dim::<2>(0))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
-        match name {
-            _ if name.ends_with("bias") => Init::Zeros,
-            _ if name.starts_with("norm") => Init::Ones,
-            _ => Init::Normal(self.deviation),
-        }
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        initial(name, shape, self.deviation)
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {

@@ -3,7 +3,7 @@
 
 use super::ResNetConfig;
 use super::config::REDUCTION;
-use crate::parts::{Activate, BatchNorm, uninitialized};
+use crate::parts::{Activate, BatchNorm, check_images, uninitialized};
 use burn::module::{Module, Param};
 use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, module};
@@ -98,13 +98,8 @@ impl Forward for Embedder {
     /// If images do not have the model's size.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let images = x.into_float::<4>();
-        let ([_, channels, height, width], [_, colours, ..]) =
-            (images.dims(), self.embedder.convolution.weight.dims());
-        let (expected, found) = ([colours, self.side, self.side], [channels, height, width]);
-        assert!(
-            found == expected,
-            "the model expects images of shape {expected:?}, found {found:?}: resize them"
-        );
+        let [_, channels, ..] = self.embedder.convolution.weight.dims();
+        check_images(&images, channels, self.side);
         let x = activated(self.embedder.forward(images, pass), self.activate);
         let pool = MaxPoolOptions::new([3, 3]).with_stride([2, 2]).with_padding([1, 1]);
         Activation::of(module::max_pool2d(x, pool))

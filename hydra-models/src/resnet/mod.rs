@@ -7,16 +7,15 @@
 
 mod architecture;
 mod config;
-mod head;
 mod layers;
 
 pub use architecture::{ResNet, ResNetDir, ResNetWriter};
 pub use config::{PRESETS, ResNetConfig};
-pub use head::{Head, logits};
 pub use layers::{Block, ConvLayer, Convolution, Embedder};
 
 use crate::ModelError;
 use crate::objective::SingleLabel;
+use crate::parts::{ImageHead, ImagePooling};
 use crate::pretrained;
 use hydra_core::{Chain, ChainBuilder};
 
@@ -43,8 +42,9 @@ fn layers(config: &ResNetConfig) -> Result<ChainBuilder, ModelError> {
             chain = chain.layer(format!("stages.{stage}.layers.{block}"), Block::new(config, stage, block));
         }
     }
-    let objective = SingleLabel { classes: config.labels.count() };
-    Ok(chain.layer("head", Head::new(config)).objective(objective))
+    let (width, classes) = (config.hidden_sizes.last().copied().unwrap_or(1), config.labels.count());
+    let head = ImageHead::new(ImagePooling::ChannelsFirst, width, classes);
+    Ok(chain.layer("head", head).objective(SingleLabel { classes }))
 }
 
 /// A name that distinguishes chains with equal parameter shapes but different computations.

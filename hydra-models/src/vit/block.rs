@@ -3,7 +3,7 @@
 use super::VitConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements};
 use crate::ops;
-use crate::parts::{Activate, Adapter, Linear, Norm};
+use crate::parts::{Activate, Linear, Norm, initial};
 use burn::module::Module;
 use burn::tensor::Tensor;
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -151,14 +151,7 @@ impl Forward for Block {
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        if let Some(init) = Adapter::init(name, shape) {
-            return init;
-        }
-        match name {
-            _ if name.ends_with("bias") => Init::Zeros,
-            _ if name.starts_with("layernorm") => Init::Ones,
-            _ => Init::Normal(self.options.deviation),
-        }
+        initial(name, shape, self.options.deviation)
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {

@@ -3,7 +3,7 @@
 use super::VitConfig;
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{Projection, uninitialized};
+use crate::parts::{Projection, check_images, initial, uninitialized};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -56,21 +56,17 @@ impl Forward for Embeddings {
     /// If images do not have the model's size.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let images = x.into_float::<4>();
-        let [items, channels, height, width] = images.dims();
-        let [_, colours, ..] = self.patch_embeddings.projection.weight.val().dims();
-        let (expected, found) = ([colours, self.side, self.side], [channels, height, width]);
-        assert!(
-            found == expected,
-            "the model expects images of shape {expected:?}, found {found:?}: resize them"
-        );
+        let ([items, ..], [_, channels, ..]) =
+            (images.dims(), self.patch_embeddings.projection.weight.val().dims());
+        check_images(&images, channels, self.side);
         let patches = self.patch_embeddings.projection.channels_first(images);
         let token = self.cls_token.val().repeat_dim(0, items);
         let x = Tensor::cat(vec![token, patches], 1) + self.position_embeddings.val();
         Activation::of(ops::dropout(x, self.dropout, pass.site(0)))
     }
 
-    fn init(&self, name: &str, _: &[usize]) -> Init {
-        if name.ends_with("bias") { Init::Zeros } else { Init::Normal(self.deviation) }
+    fn init(&self, name: &str, shape: &[usize]) -> Init {
+        initial(name, shape, self.deviation)
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {

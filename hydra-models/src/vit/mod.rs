@@ -8,17 +8,16 @@ mod architecture;
 mod block;
 mod config;
 mod embeddings;
-mod head;
 
 pub use architecture::{Vit, VitDir, VitWriter};
 pub use block::{Attention, Block, Dense, SelfAttention};
 pub use config::{PRESETS, VitConfig};
 pub use embeddings::{Embeddings, PatchEmbeddings};
-pub use head::{Head, logits};
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer};
 use crate::objective::SingleLabel;
+use crate::parts::{ImageHead, ImagePooling};
 use crate::pretrained;
 use hydra_core::Chain;
 
@@ -40,7 +39,9 @@ fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<Adap
     config.validate()?;
     let blocks =
         (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config, index)));
-    let (embed, head) = (Embeddings::new(config), Head::new(config));
+    let head = ImageHead::new(ImagePooling::ClassToken, config.hidden_size, config.labels.count());
+    let head = head.normalized(config.layer_norm_eps, config.initializer_range);
+    let embed = Embeddings::new(config);
     let (embed, head) = ([("embeddings".to_owned(), embed)], [("head".to_owned(), head)]);
     let layers = transformer((name(config), description(config)), embed, blocks, head, adaptation)?;
     let objective = SingleLabel { classes: config.labels.count() };

@@ -1,11 +1,9 @@
 //! Sequence classifiers. `hydra-bench/experiments/peers/make_classifiers.py` made the reference models.
 
-use crate::reference::{Model, activations, reference};
-use burn::tensor::{Device, Tensor};
-use hydra_core::AnyTensor;
-use hydra_models::decoder::{self, DecoderDir};
+use crate::reference::{Model, reference};
+use hydra_models::decoder;
 use hydra_models::family::{self, Labels, TaskType};
-use hydra_models::gpt2::{self, Gpt2Dir};
+use hydra_models::gpt2;
 use hydra_models::objective::ProblemType;
 use hydra_models::weights::SavedType;
 
@@ -33,23 +31,9 @@ fn each(parts: usize, check: impl Fn(&str, Box<dyn family::Model>, Model)) {
     }
 }
 
-fn logits(name: &str, model: &Model) -> Vec<f32> {
-    let (device, buffer) = (Device::flex(), |index| model.buffer(index));
-    let [inputs, targets] = activations(&model.path).map(|host| host.to_device(&device.clone().autodiff()));
-    let (chain, batch) = (&model.chain, (inputs, targets));
-    let found: Tensor<2> = if name == "gpt2" {
-        let config = Gpt2Dir::open(&model.path).unwrap().config().clone();
-        gpt2::class_logits(&config, chain, &buffer, batch, &device)
-    } else {
-        let config = DecoderDir::open(&model.path).unwrap().config().clone();
-        decoder::class_logits(&config, chain, &buffer, batch, &device)
-    };
-    AnyTensor::from(found).into_host().as_f32().to_vec()
-}
-
 #[test]
 fn logits_equal_those_of_transformers_for_sequences_of_several_lengths() {
-    each(1, |name, _, model| model.assert_logits_within(&logits(name, &model), 1e-5));
+    each(1, |_, _, model| model.assert_logits_within(&model.class_logits(), 1e-5));
 }
 
 #[test]

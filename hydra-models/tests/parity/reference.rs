@@ -3,9 +3,11 @@
 use burn::tensor::Device;
 use hydra_core::optimizer::{AdamW, Elements, MomentMut, Optimizer as _, Step};
 use hydra_core::{
-    Activation, BackwardFrom, Chain, DeviceBytes, Encoding, HostActivation, HostTensor, ModelWriter,
-    ParamBufferReader, Pass, ShardBackward, WeightError, backward_range, forward_range, promote_layers,
+    Activation, AnyTensor, BackwardFrom, Chain, DeviceBytes, Encoding, HostActivation, HostTensor,
+    ModelWriter, ParamBufferReader, Pass, ShardBackward, WeightError, backward_range, forward_range,
+    promote_layers,
 };
+use hydra_models::parts::class_logits;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,7 +45,7 @@ pub fn ids(path: &Path) -> HostTensor {
 }
 
 /// Inputs and targets of batch 0: ids twice, or images and their classes.
-pub fn batch(path: &Path) -> [HostTensor; 2] {
+fn batch(path: &Path) -> [HostTensor; 2] {
     let bytes = std::fs::read(path.join("inputs.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     // Without the batch dimension.
@@ -62,7 +64,7 @@ pub fn batch(path: &Path) -> [HostTensor; 2] {
 /// Inputs and targets of batch 0 as a chain reads them. Sequences of several lengths are in one row with their
 /// positions, and their labels are followed by their first positions, their lengths and the positions of their last
 /// tokens.
-pub fn activations(path: &Path) -> [HostActivation; 2] {
+fn activations(path: &Path) -> [HostActivation; 2] {
     let bytes = std::fs::read(path.join("inputs.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     if file.tensor("lengths").is_err() {
@@ -222,6 +224,14 @@ impl Model {
     /// The buffers, to be written.
     pub fn buffers(&self) -> impl ParamBufferReader {
         ParamBuffers(&self.buffers)
+    }
+
+    /// The logits of a classifier for the batch.
+    pub fn class_logits(&self) -> Vec<f32> {
+        let device = Device::flex();
+        let batch = activations(&self.path).map(|host| host.to_device(&device.clone().autodiff()));
+        let found = class_logits(&self.chain, &|index| self.buffer(index), batch.into(), &device);
+        AnyTensor::from(found).into_host().as_f32().to_vec()
     }
 
     /// Asserts that logits equal those of Transformers.
