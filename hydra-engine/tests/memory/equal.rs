@@ -29,8 +29,9 @@ impl Forward for Silent {
 
 /// A GPT-2 whose blocks are measured one by one.
 fn silent(config: &Gpt2Config) -> Chain {
-    let embed = Embed::new(config);
-    let head = Head::new(config, &embed.wte);
+    let rows = 0..config.vocab_size;
+    let embed = Embed::new(config, &rows);
+    let head = Head::new(config, &rows, &embed.wte);
     let builder = Chain::builder("silent").layer("embed", embed);
     let block = |index| Silent { block: Block::new(config, index) };
     let builder = (0..config.n_layer).fold(builder, |b, index| b.layer(format!("h.{index}"), block(index)));

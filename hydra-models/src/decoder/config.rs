@@ -140,9 +140,6 @@ pub struct DecoderConfig {
     pub other: Map<String, Value>,
 }
 
-/// The maximum bytes of a chunk of logits.
-const CHUNK_BYTES: usize = 64 << 20;
-
 /// Ids and positions are 32-bit.
 const MOST_IDS: usize = i32::MAX as usize;
 
@@ -158,7 +155,7 @@ impl DecoderConfig {
     /// chunk of logits takes at most 64 MiB. It is a constant of the model because it determines the order in which
     /// gradients are summed.
     pub fn chunk_rows(&self) -> usize {
-        (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)
+        chunk_rows(self.vocab_size)
     }
 
     /// The window of the block at `index`, if it has one.

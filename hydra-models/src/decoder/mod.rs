@@ -11,14 +11,12 @@ mod embed;
 mod head;
 mod json;
 mod presets;
-mod vocabulary;
 
 pub use architecture::{Decoder, DecoderDir, DecoderWriter};
 pub use block::{Attention, Block, Mlp};
 pub use config::{DecoderConfig, LayerType, ModelType, Rope};
 pub use embed::Embed;
-pub use head::{Head, class_logits, logits};
-pub use vocabulary::{EmbedPart, HeadPart};
+pub use head::{Head, logits};
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
@@ -54,38 +52,18 @@ fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<
     let blocks =
         (0..config.num_hidden_layers).map(|index| (format!("layers.{index}"), Block::new(config, index)));
     let name = (name(config), description(config));
-    let score = classifier(config);
-    if config.vocabulary_parts == 1 {
-        let embed = Embed::new(config);
-        let head = Head::new(config, &embed.embed_tokens);
-        let embed = [("embed".to_owned(), embed)];
-        return match score {
-            Some(score) => {
-                Ok(transformer(name, embed, blocks, [score], adaptation)?.classifier(&config.head))
-            }
-            None => {
-                let head = [("head".to_owned(), head)];
-                Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
-            }
-        };
-    }
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
-    let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
-    if let Some(score) = score {
-        let embed = named("embed", &rows, embed);
-        return Ok(transformer(name, embed, blocks, [score], adaptation)?.classifier(&config.head));
+    let embed: Vec<Embed> = rows.iter().map(|rows| Embed::new(config, rows)).collect();
+    if config.head.is_classifier() {
+        let (norm, width) = (RmsNorm::new(config.hidden_size, config.rms_norm_eps), config.hidden_size);
+        let score = ScoreHead::new(norm, width, config.head.outputs(), config.initializer_range);
+        let (embed, head) = (named("embed", &rows, embed), [("head".to_owned(), score)]);
+        return Ok(transformer(name, embed, blocks, head, adaptation)?.classifier(&config.head));
     }
-    let head = rows.iter().zip(&embed).map(|(rows, embed)| HeadPart::new(config, rows, &embed.embed_tokens));
-    let head: Vec<HeadPart> = head.collect();
+    let head = rows.iter().zip(&embed).map(|(rows, embed)| Head::new(config, rows, &embed.embed_tokens));
+    let head: Vec<Head> = head.collect();
     let (embed, head) = (named("embed", &rows, embed), named("head", &rows, head));
     Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
-}
-
-/// The head layer of a classifier.
-fn classifier(config: &DecoderConfig) -> Option<(String, ScoreHead<RmsNorm>)> {
-    let norm = || RmsNorm::new(config.hidden_size, config.rms_norm_eps);
-    let head = || ScoreHead::new(norm(), config.hidden_size, config.head.outputs(), config.initializer_range);
-    config.head.is_classifier().then(|| ("head".to_owned(), head()))
 }
 
 /// Everything besides names and shapes that costs and results depend on.
@@ -153,6 +131,7 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
+    mod vocabulary;
     mod weights;
     mod writer;
 

@@ -103,9 +103,6 @@ pub(super) const PRESETS: [(Preset, [usize; 5]); 7] = [
     preset("bytes-small", "6 blocks of width 192 over bytes", [256, 256, 192, 6, 6]),
 ];
 
-/// The maximum bytes of a chunk of logits.
-const CHUNK_BYTES: usize = 64 << 20;
-
 /// Ids and positions are 32-bit.
 const MOST_IDS: usize = i32::MAX as usize;
 
@@ -142,7 +139,7 @@ impl Gpt2Config {
     /// that a chunk of logits takes at most 64 MiB. It is a constant of the model because it determines the order in which
     /// gradients are summed.
     pub fn chunk_rows(&self) -> usize {
-        (CHUNK_BYTES / (size_of::<f32>() * self.vocab_size.max(1))).clamp(16, 256)
+        chunk_rows(self.vocab_size)
     }
 
     /// The factor on the attention scores of the block at `index`.

@@ -1,37 +1,38 @@
-//! The last layer: the loss.
+//! The last layer, or the last layers of a model with a split vocabulary: the loss.
 
 use super::{Gpt2Config, Norm, Table};
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{SEQUENCES, before_last, language_model, last_tokens, next_logits, table_logits};
+use crate::parts::{HeadRows, before_last, table_logits};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
+use std::ops::Range;
 
 /// The final normalization and the language model head, which shares the token embedding's table. Computes the mean
-/// loss over the `batch * (tokens - 1)` predicted tokens, of shape `[1]`, from `[batch, tokens, width]`; the pass's
-/// targets are the model's input ids `[batch, tokens]`.
+/// loss over the `batch * (tokens - 1)` predicted tokens, of shape `[1]`, or fewer if targets are
+/// [ignored](crate::ops::IGNORED), from `[batch, tokens, width]`; the pass's targets are the model's input ids `[batch, tokens]`.
+/// For a model that generates, it computes the logits `[sequences, vocabulary]` after the last token of each sequence.
+///
+/// With a split vocabulary, a layer has some rows of the table. It takes the vectors, which the first part normalizes, and returns
+/// them with the log-sum-exp of the logits so far and the target's logit, each `[batch * tokens]` and `F32`. The last part returns
+/// the loss.
 #[derive(Module, Debug)]
 pub struct Head {
-    /// The final normalization.
-    pub ln_f: Norm,
-    /// The token table, `[vocabulary, width]`.
+    /// The final normalization, in the layer with the first rows.
+    pub ln_f: Option<Norm>,
+    /// The token table or some rows of it, `[rows, width]`.
     pub wte: Table,
-    /// The number of tokens whose logits are in memory at a time.
-    pub chunk_rows: usize,
-    /// Whether it returns the logits `[sequences, vocabulary]` after the last token of each sequence instead of the loss.
-    pub generates: bool,
+    #[module(skip)]
+    rows: HeadRows,
 }
 
 impl Head {
-    /// The layer without values; its table is the parameter of `wte`.
-    pub fn new(config: &Gpt2Config, wte: &Table) -> Self {
-        Self {
-            ln_f: Norm::new(config.n_embd, config.layer_norm_epsilon),
-            wte: wte.tied(),
-            chunk_rows: config.chunk_rows(),
-            generates: config.head.cache.is_some(),
-        }
+    /// The layer of these rows of the table, without values; they are the parameter of `wte`.
+    pub fn new(config: &Gpt2Config, rows: &Range<usize>, wte: &Table) -> Self {
+        let rows = HeadRows::of(rows, config.vocab_size, &config.head);
+        let ln_f = rows.begins().then(|| Norm::new(config.n_embd, config.layer_norm_epsilon));
+        Self { ln_f, wte: wte.tied(), rows }
     }
 }
 
@@ -41,12 +42,7 @@ impl Forward for Head {
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        if self.generates {
-            let last = self.ln_f.forward(last_tokens(x.part(0).into_float(), pass));
-            return next_logits(last, self.wte.weight.val());
-        }
-        let hidden = self.ln_f.forward(x.part(0).into_float());
-        language_model(hidden, self.wte.weight.val(), self.chunk_rows, pass)
+        self.rows.forward(x, self.ln_f.as_ref(), &self.wte, pass)
     }
 
     fn init(&self, name: &str, _: &[usize]) -> Init {
@@ -54,14 +50,15 @@ impl Forward for Head {
     }
 
     fn working_bytes(&self, inputs: &[Vec<usize>]) -> Option<u64> {
-        let [batch, tokens, width] = *inputs.first()?.as_slice() else { return None };
-        let [vocabulary, _] = self.wte.weight.lazy_shape().dims();
-        let elements = match self.generates {
-            // Logits of as many sequences as the row has at most, and copies of them.
-            true => 4 * tokens.min(SEQUENCES) * vocabulary + 8 * batch * tokens * width,
-            false => 2 * self.chunk_rows * vocabulary + 8 * batch * tokens * width + 8192 * width,
-        };
-        Some((elements * size_of::<f32>()) as u64)
+        self.rows.working_bytes(inputs, &self.wte)
+    }
+
+    fn cost_key(&self) -> Option<String> {
+        self.rows.cost_key(self.ln_f.as_ref().map(|norm| norm.epsilon))
+    }
+
+    fn reads_targets(&self) -> bool {
+        matches!(self.rows, HeadRows::Part(_))
     }
 }
 
@@ -82,21 +79,4 @@ pub fn logits(
         before_last(chain, buffer, (inputs.into(), Activation::default()), device);
     let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
     table_logits(x, table)
-}
-
-/// The logits `[items, outputs]` of a GPT-2 with a classifier for the inputs and the targets of a batch, a row of all
-/// its sequences.
-///
-/// # Panics
-/// If `chain` is not the chain of `config`, or the inputs or targets do not fit it.
-pub fn class_logits(
-    config: &Gpt2Config,
-    chain: &Chain,
-    buffer: &dyn Fn(usize) -> DeviceBytes,
-    (inputs, targets): (Activation, Activation),
-    device: &Device,
-) -> Tensor<2> {
-    let (x, [weight, bias, score]) = before_last(chain, buffer, (inputs, targets), device);
-    let x = ops::layer_norm(x, weight.into_float(), bias.into_float(), config.layer_norm_epsilon);
-    ops::linear_transposed(x, score.into_float(), None).squeeze_dim(0)
 }

@@ -8,15 +8,13 @@ mod block;
 mod config;
 mod embed;
 mod head;
-mod vocabulary;
 
 pub use crate::parts::{Linear, Norm, Table};
 pub use architecture::{Gpt2, Gpt2Dir, Gpt2Writer};
 pub use block::{Block, Mlp, SelfAttention};
 pub use config::Gpt2Config;
 pub use embed::Embed;
-pub use head::{Head, class_logits, logits};
-pub use vocabulary::{EmbedPart, HeadPart};
+pub use head::{Head, logits};
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
@@ -47,44 +45,23 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
 fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
     let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
-    let table = |wte: &Table, rows: usize| if untied { Table::new(rows, config.n_embd) } else { wte.tied() };
     let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Block::new(config, index)));
     let name = (name(config), description(config));
-    let score = classifier(config);
-    if config.vocabulary_parts == 1 {
-        let embed = Embed::new(config);
-        let head = Head::new(config, &table(&embed.wte, config.vocab_size));
-        let embed = [("embed".to_owned(), embed)];
-        return match score {
-            Some(score) => {
-                Ok(transformer(name, embed, blocks, [score], adaptation)?.classifier(&config.head))
-            }
-            None => {
-                let head = [("head".to_owned(), head)];
-                Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
-            }
-        };
-    }
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
-    let embed: Vec<EmbedPart> = rows.iter().map(|rows| EmbedPart::new(config, rows)).collect();
-    if let Some(score) = score {
-        let embed = named("embed", &rows, embed);
-        return Ok(transformer(name, embed, blocks, [score], adaptation)?.classifier(&config.head));
+    let embed: Vec<Embed> = rows.iter().map(|rows| Embed::new(config, rows)).collect();
+    if config.head.is_classifier() {
+        let norm = Norm::new(config.n_embd, config.layer_norm_epsilon);
+        let score = ScoreHead::new(norm, config.n_embd, config.head.outputs(), config.initializer_range);
+        let (embed, head) = (named("embed", &rows, embed), [("head".to_owned(), score)]);
+        return Ok(transformer(name, embed, blocks, head, adaptation)?.classifier(&config.head));
     }
-    let head = rows.iter().zip(&embed).map(|(rows, embed)| {
-        let table = table(&embed.wte, rows.len());
-        HeadPart::new(config, rows, &table)
+    let head = rows.iter().zip(&embed).map(|(rows, Embed { wte, .. })| {
+        let own = untied.then(|| Table::new(rows.len(), config.n_embd));
+        Head::new(config, rows, own.as_ref().unwrap_or(wte))
     });
-    let head: Vec<HeadPart> = head.collect();
+    let head: Vec<Head> = head.collect();
     let (embed, head) = (named("embed", &rows, embed), named("head", &rows, head));
     Ok(transformer(name, embed, blocks, head, adaptation)?.language_model())
-}
-
-/// The head layer of a classifier.
-fn classifier(config: &Gpt2Config) -> Option<(String, ScoreHead<Norm>)> {
-    let norm = || Norm::new(config.n_embd, config.layer_norm_epsilon);
-    let head = || ScoreHead::new(norm(), config.n_embd, config.head.outputs(), config.initializer_range);
-    config.head.is_classifier().then(|| ("head".to_owned(), head()))
 }
 
 /// Everything besides names and shapes that costs and results depend on.
@@ -143,6 +120,7 @@ mod testing {
 
 #[cfg(test)]
 mod tests {
+    mod vocabulary;
     mod weights;
     mod writer;
 

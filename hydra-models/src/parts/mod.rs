@@ -8,6 +8,7 @@ mod batch_norm;
 mod generation;
 mod image_head;
 mod initial;
+mod language_head;
 mod linear;
 mod norm;
 mod outputs;
@@ -26,6 +27,7 @@ pub(crate) use generation::{SEQUENCES, generating, last_tokens, next_logits, slo
 pub use image_head::ImageHead;
 pub(crate) use image_head::ImagePooling;
 pub(crate) use initial::initial;
+pub(crate) use language_head::{HeadRows, chunk_rows};
 pub use linear::Linear;
 pub use norm::{Norm, RmsNorm};
 pub use outputs::class_logits;

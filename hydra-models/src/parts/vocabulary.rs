@@ -38,6 +38,11 @@ impl Place {
         Self { first: rows.start, begins: rows.start == 0, ends: rows.end == vocabulary }
     }
 
+    /// Whether it has the whole table.
+    pub fn is_whole(self) -> bool {
+        self.begins && self.ends
+    }
+
     /// Adds the vectors of this part's tokens, for ids `[batch, tokens]`, to the sum `[batch, tokens, width]` of
     /// earlier parts, which precedes the ids unless this is the first part. `limits` are the vocabulary size and the
     /// longest sequence in tokens.
@@ -119,10 +124,13 @@ pub(crate) fn rows(vocabulary: usize, parts: usize) -> impl Iterator<Item = Rang
     (0..parts).map(move |part| start(part)..start(part + 1))
 }
 
-/// Names the layers of a table's parts by their first rows: `embed.ROW` for `embed`.
+/// Names the layer of a table, `embed`, or those of its parts by their first rows, `embed.ROW`.
 pub(crate) fn named<P>(layer: &str, rows: &[Range<usize>], parts: Vec<P>) -> Vec<(String, P)> {
-    let names = rows.iter().map(|rows| format!("{layer}.{}", rows.start));
-    names.zip(parts).collect()
+    let name = |part: &Range<usize>| match rows.len() {
+        1 => layer.to_owned(),
+        _ => format!("{layer}.{}", part.start),
+    };
+    rows.iter().map(name).zip(parts).collect()
 }
 
 /// The maximum number of elements that a part of an embedding holds for vectors `[batch, tokens, width]`.

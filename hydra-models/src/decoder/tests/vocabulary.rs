@@ -1,0 +1,131 @@
+//! Models with a split vocabulary.
+
+use crate::decoder::testing::{ParamBuffers, config};
+use crate::decoder::{DecoderConfig, DecoderDir, DecoderWriter, chain};
+use crate::ops;
+use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
+use crate::weights::WEIGHTS;
+use hydra_core::{Batch, Chain, HostActivation, HostTensor, ModelWriter};
+use serde_json::json;
+use tempfile::TempDir;
+
+/// A model with a table of 256 rows in this many parts.
+fn model(tied: bool, parts: usize) -> DecoderConfig {
+    let whole = config(json!({
+        "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+        "tie_word_embeddings": tied,
+    }));
+    DecoderConfig { vocabulary_parts: parts, ..whole }
+}
+
+/// Ids of the whole vocabulary; some targets are ignored.
+fn batch() -> Batch {
+    let ids: Vec<i32> = (0..3 * 40).map(|i| (i * 37 + i / 7) % 256).collect();
+    let targets = ids.iter().zip(0..).map(|(id, i)| if i % 5 == 3 { ops::IGNORED } else { *id }).collect();
+    let of = |ids| HostActivation::of(HostTensor::int(ids, [3, 40]));
+    Batch { inputs: of(ids), targets: of(targets), items: 3, loss_targets: 3 * 39, units: 3 * 40 }
+}
+
+/// A directory with the model of seed 7, written by a chain with this many parts.
+fn written(tied: bool, parts: usize) -> TempDir {
+    let (dir, config) = (TempDir::new().unwrap(), model(tied, parts));
+    let chain = chain(&config, None).unwrap();
+    DecoderWriter::new(config).write(&chain, &ParamBuffers::of(&chain, 7), dir.path()).unwrap();
+    dir
+}
+
+fn read(dir: &TempDir, parts: usize) -> Chain {
+    let source = DecoderDir::open(dir.path()).unwrap();
+    let config = DecoderConfig { vocabulary_parts: parts, ..source.config().clone() };
+    chain(&config, Some(source)).unwrap()
+}
+
+#[test]
+fn a_cut_model_computes_what_the_whole_one_does() {
+    for tied in [true, false] {
+        let dir = written(tied, 1);
+        let (whole, batch) = (backward(&read(&dir, 1), &batch()), batch());
+        for parts in [2, 3, 7] {
+            let cut = backward(&read(&dir, parts), &batch);
+            assert!((cut.0 - whole.0).abs() < 1e-6 * whole.0, "{} for {} in {parts}", cut.0, whole.0);
+            // Gradients are in layer order: the tables' first, then the blocks', then the norm's and the tables'
+            // again.
+            let table = |from: usize, step: usize, of: &[Vec<f32>]| -> Vec<f32> {
+                of.iter().skip(from).step_by(step).take(parts).flatten().copied().collect()
+            };
+            let blocks = whole.1.len() - 3;
+            let close = |a: &[f32], b: &[f32], what: &str| {
+                let (difference, size) = a.iter().zip(b).fold((0.0_f64, 0.0_f64), |(d, s), (a, b)| {
+                    (d + f64::from(a - b).powi(2), s + f64::from(*b).powi(2))
+                });
+                assert_eq!(a.len(), b.len(), "{what}");
+                assert!(difference.sqrt() <= 1e-5 * size.sqrt(), "{what} in {parts}: {difference} of {size}");
+            };
+            close(&table(0, 1, &cut.1), &whole.1[0], "the embedding");
+            for block in 0..blocks {
+                close(&cut.1[parts + block], &whole.1[1 + block], "a block");
+            }
+            close(&cut.1[parts + blocks], &whole.1[1 + blocks], "the norm");
+            close(&table(parts + blocks + 1, 1, &cut.1), &whole.1[2 + blocks], "the head");
+        }
+    }
+}
+
+#[test]
+fn bits_depend_neither_on_cuts_nor_on_threads() {
+    for tied in [true, false] {
+        let (chain, batch) = (chain(&model(tied, 3), None).unwrap(), batch());
+        assert_eq!((chain.len(), chain.targets_from()), (3 + 2 + 3, 5));
+        for cuts in [&[0, 1, 2, 3, 4, 5, 6, 7, 8][..], &[0, 2, 6, 8], &[0, 5, 8], &[0, 3, 7, 8]] {
+            shards_agree(&chain, &batch, cuts);
+        }
+        let one = with_threads(1, || backward(&chain, &batch));
+        assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
+    }
+}
+
+#[test]
+fn several_examples_in_a_row_are_told_apart() {
+    let mut packed = batch();
+    let positions = (0..3).flat_map(|_| (0..25).chain(0..15)).collect();
+    packed.inputs.parts.push(HostTensor::int(positions, [3, 40]));
+    let dir = written(true, 1);
+    let (whole, cut) = (backward(&read(&dir, 1), &packed), backward(&read(&dir, 3), &packed));
+    assert!((cut.0 - whole.0).abs() < 1e-6 * whole.0 && cut.0 != backward(&read(&dir, 3), &batch()).0);
+    shards_agree(&read(&dir, 3), &packed, &[0, 1, 3, 6, 8]);
+}
+
+#[test]
+fn it_computes_in_bf16() {
+    bf16_agrees(|| chain(&model(false, 3), None).unwrap(), &batch(), &[0, 1, 4, 6, 8]);
+}
+
+#[test]
+fn files_have_whole_tables_whatever_the_parts() {
+    for tied in [true, false] {
+        let whole = written(tied, 1);
+        let again = TempDir::new().unwrap();
+        let chain = read(&whole, 3);
+        let writer = DecoderWriter::from(&DecoderDir::open(whole.path()).unwrap());
+        writer.write(&chain, &ParamBuffers::of(&chain, 0), again.path()).unwrap();
+        let bytes = |dir: &TempDir| {
+            let bytes = std::fs::read(dir.path().join(WEIGHTS)).unwrap();
+            let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            let all = tensors
+                .tensors()
+                .into_iter()
+                .map(|(name, of)| (name, of.shape().to_vec(), of.data().to_vec()));
+            all.collect::<std::collections::BTreeSet<_>>()
+        };
+        assert_eq!(bytes(&again), bytes(&whole));
+        assert_eq!(ParamBuffers::of(&read(&again, 5), 0), ParamBuffers::of(&read(&whole, 5), 0));
+    }
+}
+
+#[test]
+fn an_impossible_number_of_parts_is_refused() {
+    for parts in [0, 257] {
+        let error = chain(&model(true, parts), None).unwrap_err().to_string();
+        assert!(error.contains("vocabulary_parts") && error.contains("between 1 and"), "{error}");
+    }
+}
