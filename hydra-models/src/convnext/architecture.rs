@@ -3,7 +3,8 @@
 use super::config::PRESETS;
 use super::{ConvNextConfig, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Classes, Preset, Reads, TaskType};
+use crate::family::supported::read_config;
+use crate::family::{Adapting, Classes, NamedConfig, Reads, TaskType};
 use crate::lora::{Adaptation, AdaptedLayers};
 use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter, keys};
 use crate::weights::Naming;
@@ -22,24 +23,14 @@ pub type ConvNextWriter = PretrainedWriter<ConvNextConfig>;
 impl Architecture for ConvNextConfig {
     const MODEL_TYPES: &'static [&'static str] = &["convnext"];
 
-    fn presets() -> Vec<Preset> {
-        PRESETS.into()
-    }
-
-    fn preset(name: &str) -> Result<Self, ModelError> {
-        Self::preset(name)
-    }
+    const PRESETS: &'static [NamedConfig<Self>] = &PRESETS;
 
     fn read(file: &Path) -> Result<Self, ModelError> {
-        Self::read(file)
+        read_config(file, Self::validate)
     }
 
     fn description(&self) -> Result<Value, ModelError> {
         Ok(Value::Object(keys(&Self { other: Map::new(), ..self.clone() })?))
-    }
-
-    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
-        keys(self)
     }
 
     fn class(&self, _: TaskType) -> &'static str {

@@ -1,13 +1,10 @@
 //! ConvNeXt configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
-use crate::family::supported::{self, refuse};
-use crate::family::{Classes, Preset};
-use crate::parts::Activate;
-use crate::weights::{in_file, read_json};
+use crate::family::supported::{self, DEEPEST, MOST_IDS, MOST_STAGES, WIDEST, refuse};
+use crate::family::{Classes, NamedConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::path::Path;
 
 /// A ConvNeXt's configuration, with the names and defaults of Transformers. Unknown keys are kept and written back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -72,54 +69,38 @@ impl Default for ConvNextConfig {
 }
 
 /// The presets.
-pub const PRESETS: [Preset; 2] = [
-    Preset { name: "convnext-tiny-224", description: "ConvNeXt-T for images of 224 pixels" },
-    Preset { name: "convnext-mini", description: "4 blocks of 16 to 64 channels for images of 32 pixels" },
+pub(super) const PRESETS: [NamedConfig<ConvNextConfig>; 2] = [
+    NamedConfig::new("convnext-tiny-224", "ConvNeXt-T for images of 224 pixels", || {
+        Ok(ConvNextConfig { labels: Classes::numbered(1000), ..ConvNextConfig::base() })
+    }),
+    NamedConfig::new("convnext-mini", "4 blocks of 16 to 64 channels for images of 32 pixels", || {
+        Ok(ConvNextConfig {
+            image_size: 32,
+            patch_size: 2,
+            num_stages: 3,
+            hidden_sizes: vec![16, 32, 64],
+            depths: vec![1, 1, 2],
+            // With this few blocks, layer scale does not have to start near zero.
+            layer_scale_init_value: 0.1,
+            labels: Classes::numbered(10),
+            ..ConvNextConfig::base()
+        })
+    }),
 ];
-
-/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
-const WIDEST: usize = 1 << 20;
-const DEEPEST: usize = 1 << 12;
-const MOST_STAGES: usize = 1 << 4;
-const MOST_CLASSES: usize = i32::MAX as usize;
 
 const ARCHITECTURES: [&str; 2] = ["ConvNextForImageClassification", "ConvNextModel"];
 
 impl ConvNextConfig {
-    /// The preset `name`, one of [`PRESETS`].
+    fn base() -> Self {
+        Self { model_type: "convnext".to_owned(), ..Self::default() }
+    }
+
+    /// The preset `name`, one of the family's [presets](crate::family::Family::presets).
     ///
     /// # Errors
     /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        let base = Self { model_type: "convnext".to_owned(), ..Self::default() };
-        match name {
-            "convnext-tiny-224" => Ok(Self { labels: Classes::numbered(1000), ..base }),
-            "convnext-mini" => Ok(Self {
-                image_size: 32,
-                patch_size: 2,
-                num_stages: 3,
-                hidden_sizes: vec![16, 32, 64],
-                depths: vec![1, 1, 2],
-                // With this few blocks, layer scale does not have to start near zero.
-                layer_scale_init_value: 0.1,
-                labels: Classes::numbered(10),
-                ..base
-            }),
-            _ => {
-                let known = PRESETS.iter().map(|preset| preset.name).collect();
-                Err(ModelError::UnknownPreset { found: name.to_owned(), known })
-            }
-        }
-    }
-
-    /// Reads and validates a `config.json`.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is not such JSON, or a model that is not supported.
-    pub fn read(path: &Path) -> Result<Self, ModelError> {
-        let config: Self = read_json(path)?;
-        config.validate().map_err(|source| in_file(path, source))?;
-        Ok(config)
+        NamedConfig::find(&PRESETS, name)
     }
 
     /// The number of blocks.
@@ -158,10 +139,7 @@ impl ConvNextConfig {
         if !self.layer_scale_init_value.is_finite() {
             return Err(refuse("layer_scale_init_value", self.layer_scale_init_value, "a number"));
         }
-        match Activate::named(&self.hidden_act) {
-            Some(_) => Ok(()),
-            None => Err(refuse("hidden_act", &self.hidden_act, Activate::NAMES.join(", "))),
-        }
+        supported::check_activation("hidden_act", &self.hidden_act)
     }
 
     fn validate_sizes(&self) -> Result<(), ModelError> {
@@ -170,7 +148,7 @@ impl ConvNextConfig {
             ("patch_size", self.patch_size, 1 << 15),
             ("num_channels", self.num_channels, 1 << 10),
             ("num_stages", self.num_stages, MOST_STAGES),
-            ("id2label", self.labels.count(), MOST_CLASSES),
+            ("id2label", self.labels.count(), MOST_IDS),
         ])?;
         let lists =
             [("hidden_sizes", &*self.hidden_sizes, 1..=WIDEST), ("depths", &*self.depths, 1..=DEEPEST)];
@@ -198,7 +176,7 @@ mod tests {
 
     #[test]
     fn presets_are_valid_and_files_are_read_and_written_with_all_keys() {
-        for preset in PRESETS {
+        for preset in PRESETS.map(|named| named.preset()) {
             ConvNextConfig::preset(preset.name).unwrap().validate().unwrap();
         }
         assert!(ConvNextConfig::preset("resnet").unwrap_err().to_string().contains("expected convnext-tiny"));

@@ -9,7 +9,7 @@ mod config;
 mod layers;
 
 pub use architecture::{ConvNext, ConvNextDir, ConvNextWriter};
-pub use config::{ConvNextConfig, PRESETS};
+pub use config::ConvNextConfig;
 pub use layers::{Block, Depthwise, Downsampling, Embeddings};
 
 use crate::ModelError;

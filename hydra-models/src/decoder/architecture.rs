@@ -1,15 +1,15 @@
 //! Decoders of the Llama kind as an architecture.
 
 use super::presets::PRESETS;
-use super::{DecoderConfig, first_row, hf_name, layers};
+use super::{DecoderConfig, ModelType, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, HeadConfig, Preset, Reads, TaskType};
+use crate::family::{Adapting, HeadConfig, NamedConfig, Reads, TaskType};
 use crate::gguf::{self, GgufError, GgufLayout};
 use crate::lora::{Adaptation, AdaptedLayers};
 use crate::ops::KvCacheForm;
 use crate::parts::SCORE;
 use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter};
-use crate::weights::Naming;
+use crate::weights::{Naming, in_file, read_json};
 use hydra_core::FloatType;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -24,20 +24,16 @@ pub type DecoderDir = PretrainedDir<DecoderConfig>;
 pub type DecoderWriter = PretrainedWriter<DecoderConfig>;
 
 impl Architecture for DecoderConfig {
-    const MODEL_TYPES: &'static [&'static str] = &["llama", "mistral", "qwen2", "qwen3"];
+    const MODEL_TYPES: &'static [&'static str] = &ModelType::NAMES;
 
     const DRAWN: [&'static [&'static str]; 2] = [&[SCORE], &[]];
 
-    fn presets() -> Vec<Preset> {
-        PRESETS.map(|(preset, _)| preset).into()
-    }
-
-    fn preset(name: &str) -> Result<Self, ModelError> {
-        Self::preset(name)
-    }
+    const PRESETS: &'static [NamedConfig<Self>] = &PRESETS;
 
     fn read(file: &Path) -> Result<Self, ModelError> {
-        Self::read(file)
+        let config = Self::from_json(read_json(file)?);
+        let checked = config.and_then(|config| config.validate().map(|()| config));
+        checked.map_err(|source| in_file(file, source))
     }
 
     fn description(&self) -> Result<Value, ModelError> {
@@ -49,15 +45,9 @@ impl Architecture for DecoderConfig {
         Ok(Value::Object(described))
     }
 
-    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
-        Ok(self.to_json())
-    }
-
     fn class(&self, task: TaskType) -> &'static str {
-        match task {
-            TaskType::SequenceClassification => self.model_type.classifier(),
-            _ => self.model_type.architecture(),
-        }
+        let [language_model, _, classifier] = self.model_type.architectures();
+        if task == TaskType::SequenceClassification { classifier } else { language_model }
     }
 
     fn naming(&self) -> Naming {
@@ -147,14 +137,15 @@ impl Architecture for DecoderConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ModelType as Kind;
     use super::*;
     use crate::family::Model;
 
     #[test]
     fn every_kind_of_decoder_is_read() {
-        let kinds = [Kind::Llama, Kind::Mistral, Kind::Qwen2, Kind::Qwen3];
-        assert_eq!(DecoderConfig::MODEL_TYPES, kinds.map(Kind::name));
+        for kind in ModelType::ALL {
+            let file = serde_json::json!({"model_type": kind.name()});
+            assert_eq!(serde_json::from_value::<DecoderConfig>(file).unwrap().model_type, kind);
+        }
     }
 
     #[test]

@@ -2,8 +2,11 @@
 
 use crate::ModelError;
 use crate::family::HeadConfig;
-use crate::family::supported::{check_dropouts, check_parts, check_positive, check_sizes, refuse};
+use crate::family::supported::{
+    DEEPEST, MOST_IDS, WIDEST, check_dropouts, check_parts, check_positive, check_sizes, refuse,
+};
 use crate::ops::{Rotary, RotaryScaling};
+use crate::parts::chunk_rows;
 use serde_json::{Map, Value};
 
 /// The supported model types; all consist of the same layers.
@@ -23,43 +26,21 @@ impl ModelType {
     /// All model types.
     pub const ALL: [Self; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
 
+    /// The `model_type`s in configurations, in the order of [`ALL`](Self::ALL).
+    pub const NAMES: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
+
     /// The `model_type` in configurations.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-        }
+        Self::NAMES[self as usize]
     }
 
-    /// The Transformers class with a language model head.
-    pub fn architecture(self) -> &'static str {
+    /// The Transformers classes with a language model head, without a head, and with a classifier.
+    pub(super) fn architectures(self) -> [&'static str; 3] {
         match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Mistral => "MistralForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-        }
-    }
-
-    /// The Transformers class with a classifier.
-    pub fn classifier(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForSequenceClassification",
-            Self::Mistral => "MistralForSequenceClassification",
-            Self::Qwen2 => "Qwen2ForSequenceClassification",
-            Self::Qwen3 => "Qwen3ForSequenceClassification",
-        }
-    }
-
-    /// The Transformers class without a head.
-    pub(super) fn base(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaModel",
-            Self::Mistral => "MistralModel",
-            Self::Qwen2 => "Qwen2Model",
-            Self::Qwen3 => "Qwen3Model",
+            Self::Llama => ["LlamaForCausalLM", "LlamaModel", "LlamaForSequenceClassification"],
+            Self::Mistral => ["MistralForCausalLM", "MistralModel", "MistralForSequenceClassification"],
+            Self::Qwen2 => ["Qwen2ForCausalLM", "Qwen2Model", "Qwen2ForSequenceClassification"],
+            Self::Qwen3 => ["Qwen3ForCausalLM", "Qwen3Model", "Qwen3ForSequenceClassification"],
         }
     }
 }
@@ -140,13 +121,6 @@ pub struct DecoderConfig {
     pub other: Map<String, Value>,
 }
 
-/// Ids and positions are 32-bit.
-const MOST_IDS: usize = i32::MAX as usize;
-
-/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
-const WIDEST: usize = 1 << 20;
-const DEEPEST: usize = 1 << 12;
-
 /// Two names of the same function.
 const ACTIVATIONS: [&str; 2] = ["silu", "swish"];
 
@@ -197,8 +171,7 @@ impl DecoderConfig {
     /// # Errors
     /// The first invalid value.
     pub fn validate(&self) -> Result<(), ModelError> {
-        let model = self.model_type;
-        self.head.validate(&[model.architecture(), model.base(), model.classifier()])?;
+        self.head.validate(&self.model_type.architectures())?;
         self.validate_sizes()?;
         self.validate_heads()?;
         self.validate_windows()?;

@@ -5,11 +5,9 @@ use crate::ModelError;
 use crate::family::HeadConfig;
 use crate::family::supported::{QUANTIZATION, check_quantization, refuse};
 use crate::ops::RotaryScaling;
-use crate::weights::{in_file, read_json};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
-use std::path::Path;
 
 /// Transformers' defaults for keys that a model's file omits.
 struct Defaults {
@@ -233,16 +231,6 @@ impl DecoderConfig {
         // Weights are written as floats.
         file.remove(QUANTIZATION);
         Ok(Self { other: file, ..config })
-    }
-
-    /// Reads and validates a `config.json`.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is not JSON, or a model that is not supported.
-    pub fn read(path: &Path) -> Result<Self, ModelError> {
-        let config = Self::from_json(read_json(path)?);
-        let checked = config.and_then(|config| config.validate().map(|()| config));
-        checked.map_err(|source| in_file(path, source))
     }
 
     /// The keys of a file with this configuration: the original ones, with changed values overwritten.

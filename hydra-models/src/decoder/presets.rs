@@ -2,19 +2,21 @@
 
 use super::DecoderConfig;
 use crate::ModelError;
-use crate::family::Preset;
+use crate::family::NamedConfig;
 
-const fn preset(name: &'static str, description: &'static str, json: &'static str) -> (Preset, &'static str) {
-    (Preset { name, description }, json)
+/// Parses the `config.json` of a preset.
+fn parsed(json: &str) -> Result<DecoderConfig, ModelError> {
+    let file = serde_json::from_str(json);
+    DecoderConfig::from_json(file.map_err(|source| ModelError::Json { path: "preset".into(), source })?)
 }
 
 /// The presets, each with its `config.json`.
-pub(super) const PRESETS: [(Preset, &str); 5] = [
-    preset("smollm2-135m", "SmolLM2, 135 million parameters", SMOLLM2),
-    preset("qwen2.5-0.5b", "Qwen2.5, 494 million parameters", QWEN2),
-    preset("llama-3.2-1b", "Llama 3.2, 1.2 billion parameters", LLAMA32),
-    preset("llama-3.1-8b", "Llama 3.1, 8.0 billion parameters", LLAMA31),
-    preset("bytes-llama-tiny", "4 Llama blocks of width 64 over bytes", BYTES),
+pub(super) const PRESETS: [NamedConfig<DecoderConfig>; 5] = [
+    NamedConfig::new("smollm2-135m", "SmolLM2, 135 million parameters", || parsed(SMOLLM2)),
+    NamedConfig::new("qwen2.5-0.5b", "Qwen2.5, 494 million parameters", || parsed(QWEN2)),
+    NamedConfig::new("llama-3.2-1b", "Llama 3.2, 1.2 billion parameters", || parsed(LLAMA32)),
+    NamedConfig::new("llama-3.1-8b", "Llama 3.1, 8.0 billion parameters", || parsed(LLAMA31)),
+    NamedConfig::new("bytes-llama-tiny", "4 Llama blocks of width 64 over bytes", || parsed(BYTES)),
 ];
 
 const SMOLLM2: &str = r#"{
@@ -74,13 +76,7 @@ impl DecoderConfig {
     /// # Errors
     /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        let Some((_, json)) = PRESETS.iter().find(|(preset, _)| preset.name == name) else {
-            let known = PRESETS.iter().map(|(preset, _)| preset.name).collect();
-            return Err(ModelError::UnknownPreset { found: name.to_owned(), known });
-        };
-        let path = || name.into();
-        let file = serde_json::from_str(json);
-        Self::from_json(file.map_err(|source| ModelError::Json { path: path(), source })?)
+        NamedConfig::find(&PRESETS, name)
     }
 }
 
@@ -97,7 +93,7 @@ mod tests {
             chain(&config, None).unwrap().parameters()
         };
         assert_eq!(
-            PRESETS.map(|(preset, _)| parameters(preset.name)),
+            PRESETS.map(|named| parameters(named.preset().name)),
             [
                 134_515_008,
                 494_032_768,

@@ -4,10 +4,10 @@ use super::presets::PRESETS;
 use super::{EncoderConfig, ModelType, Pooling, layers};
 use crate::ModelError;
 use crate::family::supported::refuse;
-use crate::family::{Adapting, HeadConfig, Preset, Reads, TaskType};
+use crate::family::{Adapting, HeadConfig, NamedConfig, Reads, TaskType};
 use crate::lora::{Adaptation, AdaptedLayers};
 use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter};
-use crate::weights::Naming;
+use crate::weights::{Naming, in_file, read_json};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -28,16 +28,15 @@ impl Architecture for EncoderConfig {
     const DRAWN: [&'static [&'static str]; 2] =
         [&["head.classifier."], &["head.classifier.", "head.dense.", "head.norm."]];
 
-    fn presets() -> Vec<Preset> {
-        PRESETS.map(|(preset, _)| preset).into()
-    }
-
-    fn preset(name: &str) -> Result<Self, ModelError> {
-        Self::preset(name)
-    }
+    const PRESETS: &'static [NamedConfig<Self>] = &PRESETS;
 
     fn read(file: &Path) -> Result<Self, ModelError> {
-        Self::read(file)
+        let config = Self::from_json(file, read_json(file)?);
+        let checked = config.and_then(|config| config.validate().map(|()| config));
+        checked.map_err(|source| match source {
+            ModelError::Config { .. } => in_file(file, source),
+            source => source,
+        })
     }
 
     fn check_without_weights(&self) -> Result<(), ModelError> {

@@ -3,10 +3,8 @@
 use super::modern::Modern;
 use crate::ModelError;
 use crate::family::HeadConfig;
-use crate::family::supported::{self, refuse};
-use crate::parts::Activate;
+use crate::family::supported::{self, DEEPEST, MOST_IDS, WIDEST, refuse};
 use crate::pretrained;
-use crate::weights::{in_file, read_json};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -180,13 +178,6 @@ impl Default for EncoderConfig {
     }
 }
 
-/// Ids and positions are 32-bit.
-const MOST_IDS: usize = i32::MAX as usize;
-
-/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
-const WIDEST: usize = 1 << 20;
-const DEEPEST: usize = 1 << 12;
-
 /// A key, whether a value of it is refused, and the expected one.
 type Refused = (&'static str, fn(&Value) -> bool, &'static str);
 
@@ -296,19 +287,6 @@ impl EncoderConfig {
         Ok(file)
     }
 
-    /// Reads and validates a `config.json`.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is not such JSON, or a model that is not supported.
-    pub fn read(path: &Path) -> Result<Self, ModelError> {
-        let config = Self::from_json(path, read_json(path)?);
-        let checked = config.and_then(|config| config.validate().map(|()| config));
-        checked.map_err(|source| match source {
-            ModelError::Config { .. } => in_file(path, source),
-            source => source,
-        })
-    }
-
     /// The number of rows of the position table before the one of a sequence's first token.
     pub fn first_position(&self) -> usize {
         match self.model_type {
@@ -341,10 +319,7 @@ impl EncoderConfig {
                 return Err(refuse(name, found, expected));
             }
         }
-        match Activate::named(&self.hidden_act) {
-            Some(_) => Ok(()),
-            None => Err(refuse("hidden_act", &self.hidden_act, Activate::NAMES.join(", "))),
-        }
+        supported::check_activation("hidden_act", &self.hidden_act)
     }
 
     fn validate_sizes(&self) -> Result<(), ModelError> {
@@ -361,11 +336,9 @@ impl EncoderConfig {
         if has_types {
             supported::check_sizes(&[("type_vocab_size", self.type_vocab_size, WIDEST)])?;
         }
-        if !self.hidden_size.is_multiple_of(self.num_attention_heads) {
-            let expected = format!("a divisor of hidden_size ({})", self.hidden_size);
-            return Err(refuse("num_attention_heads", self.num_attention_heads, expected));
-        }
-        let head_width = self.hidden_size / self.num_attention_heads;
+        let (heads, width) = (self.num_attention_heads, self.hidden_size);
+        supported::check_divisor(("num_attention_heads", heads), ("hidden_size", width))?;
+        let head_width = width / heads;
         if self.modern.is_some() && !head_width.is_multiple_of(2) {
             let expected = format!("a divisor of hidden_size ({}) into even heads", self.hidden_size);
             return Err(refuse("num_attention_heads", self.num_attention_heads, expected));

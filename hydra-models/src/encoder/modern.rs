@@ -1,8 +1,7 @@
 //! The settings that only ModernBERT has.
 
 use crate::ModelError;
-use crate::family::supported::refuse;
-use crate::parts::Activate;
+use crate::family::supported::{check_activation, refuse};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -75,10 +74,7 @@ impl Modern {
     pub(super) fn read(path: &Path, file: &Map<String, Value>, blocks: usize) -> Result<Self, ModelError> {
         let wrong = |source| ModelError::Json { path: path.to_owned(), source };
         let mut modern: Self = serde_json::from_value(Value::Object(file.clone())).map_err(wrong)?;
-        if Activate::named(&modern.classifier_activation).is_none() {
-            let expected = Activate::NAMES.join(", ");
-            return Err(refuse("classifier_activation", &modern.classifier_activation, expected));
-        }
+        check_activation("classifier_activation", &modern.classifier_activation)?;
         modern.is_global = is_global(file, blocks)?;
         modern.thetas = thetas(file, modern.thetas)?;
         Ok(modern)

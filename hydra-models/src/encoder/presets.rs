@@ -2,20 +2,37 @@
 
 use super::EncoderConfig;
 use crate::ModelError;
-use crate::family::Preset;
+use crate::family::NamedConfig;
 use std::path::Path;
 
-const fn preset(name: &'static str, description: &'static str, json: &'static str) -> (Preset, &'static str) {
-    (Preset { name, description }, json)
+/// Parses the `config.json` of a preset.
+fn parsed(json: &str) -> Result<EncoderConfig, ModelError> {
+    let path = Path::new("preset");
+    let file = serde_json::from_str(json);
+    EncoderConfig::from_json(path, file.map_err(|source| ModelError::Json { path: path.to_owned(), source })?)
 }
 
 /// The presets, each with its `config.json`.
-pub(super) const PRESETS: [(Preset, &str); 5] = [
-    preset("bert-base-uncased", "BERT, 109 million parameters, a classifier of texts", BERT),
-    preset("distilbert-base-uncased", "DistilBERT, 67 million parameters, a classifier of texts", DISTILBERT),
-    preset("roberta-base", "RoBERTa, 125 million parameters, a classifier of texts", ROBERTA),
-    preset("modernbert-base", "ModernBERT, 150 million parameters, a classifier of texts", MODERNBERT),
-    preset("bytes-bert-tiny", "2 BERT blocks of width 64 over bytes, a classifier of texts", BYTES),
+pub(super) const PRESETS: [NamedConfig<EncoderConfig>; 5] = [
+    NamedConfig::new("bert-base-uncased", "BERT, 109 million parameters, a classifier of texts", || {
+        parsed(BERT)
+    }),
+    NamedConfig::new(
+        "distilbert-base-uncased",
+        "DistilBERT, 67 million parameters, a classifier of texts",
+        || parsed(DISTILBERT),
+    ),
+    NamedConfig::new("roberta-base", "RoBERTa, 125 million parameters, a classifier of texts", || {
+        parsed(ROBERTA)
+    }),
+    NamedConfig::new("modernbert-base", "ModernBERT, 150 million parameters, a classifier of texts", || {
+        parsed(MODERNBERT)
+    }),
+    NamedConfig::new(
+        "bytes-bert-tiny",
+        "2 BERT blocks of width 64 over bytes, a classifier of texts",
+        || parsed(BYTES),
+    ),
 ];
 
 const BERT: &str = r#"{
@@ -62,13 +79,7 @@ impl EncoderConfig {
     /// # Errors
     /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        let Some((_, json)) = PRESETS.iter().find(|(preset, _)| preset.name == name) else {
-            let known = PRESETS.iter().map(|(preset, _)| preset.name).collect();
-            return Err(ModelError::UnknownPreset { found: name.to_owned(), known });
-        };
-        let path = Path::new(name);
-        let file = serde_json::from_str(json);
-        Self::from_json(path, file.map_err(|source| ModelError::Json { path: path.to_owned(), source })?)
+        NamedConfig::find(&PRESETS, name)
     }
 }
 
@@ -86,7 +97,7 @@ mod tests {
             chain(&config, None).unwrap().parameters()
         };
         assert_eq!(
-            PRESETS.map(|(preset, _)| parameters(preset.name)),
+            PRESETS.map(|named| parameters(named.preset().name)),
             [109_483_778, 66_955_010, 124_647_170, 149_606_402, 96_066]
         );
         let error = EncoderConfig::preset("bert-9").unwrap_err().to_string();

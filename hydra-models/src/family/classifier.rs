@@ -79,22 +79,10 @@ impl HeadConfig {
     /// # Errors
     /// Architectures that are not a list of strings.
     pub(crate) fn read(file: &Map<String, Value>) -> Result<Self, ModelError> {
-        let key = |name: &str| file.get(name).cloned();
-        let architectures = key("architectures").filter(|value| !value.is_null());
-        let list = |value: Value| {
-            let found = value.to_string();
-            serde_json::from_value(value).map_err(|_| refuse("architectures", found, "a list of strings"))
-        };
-        Ok(Self {
-            architectures: architectures.map(list).transpose()?,
-            id2label: key("id2label"),
-            label2id: key("label2id"),
-            num_labels: key("num_labels"),
-            problem_type: key("problem_type"),
-            pad_token_id: key("pad_token_id"),
-            cache: None,
-            file: None,
-        })
+        // All other keys may have any value.
+        let expected = "a list of strings";
+        let found = file.get("architectures").unwrap_or(&Value::Null);
+        Self::deserialize(file).map_err(|_| refuse("architectures", found, expected))
     }
 
     /// Replaces the keys of a file.

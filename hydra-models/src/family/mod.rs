@@ -66,8 +66,8 @@ impl Family {
     const fn of<C: Architecture>() -> Self {
         Self {
             model_types: C::MODEL_TYPES,
-            presets: C::presets,
-            preset: |name| Ok(Box::new(PretrainedModel::new(C::preset(name)?))),
+            presets: || C::PRESETS.iter().map(NamedConfig::preset).collect(),
+            preset: |name| Ok(Box::new(PretrainedModel::new(NamedConfig::find(C::PRESETS, name)?))),
             configured: |file| Ok(Box::new(PretrainedModel::<C>::configured(file)?)),
             open: |directory| Ok(Box::new(PretrainedModel::<C>::open(directory)?)),
         }
@@ -81,6 +81,41 @@ pub struct Preset {
     pub name: &'static str,
     /// A one-line description.
     pub description: &'static str,
+}
+
+/// A named configuration of an architecture.
+#[derive(Debug)]
+pub struct NamedConfig<C> {
+    preset: Preset,
+    config: fn() -> Result<C, ModelError>,
+}
+
+impl<C> NamedConfig<C> {
+    /// The configuration of this name, with a one-line description.
+    pub(crate) const fn new(
+        name: &'static str,
+        description: &'static str,
+        config: fn() -> Result<C, ModelError>,
+    ) -> Self {
+        Self { preset: Preset { name, description }, config }
+    }
+
+    /// Its name and description.
+    pub fn preset(&self) -> Preset {
+        self.preset
+    }
+
+    /// The configuration of this name.
+    ///
+    /// # Errors
+    /// An unknown name.
+    pub(crate) fn find(all: &[Self], name: &str) -> Result<C, ModelError> {
+        let known = || all.iter().map(|named| named.preset.name).collect();
+        match all.iter().find(|named| named.preset.name == name) {
+            Some(named) => (named.config)(),
+            None => Err(ModelError::UnknownPreset { found: name.to_owned(), known: known() }),
+        }
+    }
 }
 
 /// The form of a model's inputs.

@@ -1,8 +1,35 @@
 //! Checks of configurations, common to all families.
 
 use crate::ModelError;
+use crate::parts::Activate;
+use crate::weights::{in_file, read_json};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
+use std::path::Path;
+
+/// The maximum number of ids, positions and classes, which are 32-bit.
+pub(crate) const MOST_IDS: usize = i32::MAX as usize;
+
+/// The maximum width and number of blocks. They keep the bytes of all parameters and their optimizer state within 64 bits.
+pub(crate) const WIDEST: usize = 1 << 20;
+pub(crate) const DEEPEST: usize = 1 << 12;
+
+/// The maximum number of stages of a convolutional network.
+pub(crate) const MOST_STAGES: usize = 1 << 4;
+
+/// Reads and validates a `config.json`.
+///
+/// # Errors
+/// A file that cannot be read or is not such JSON, or a model that is not supported.
+pub(crate) fn read_config<C: DeserializeOwned>(
+    path: &Path,
+    validate: impl FnOnce(&C) -> Result<(), ModelError>,
+) -> Result<C, ModelError> {
+    let config: C = read_json(path)?;
+    validate(&config).map_err(|source| in_file(path, source))?;
+    Ok(config)
+}
 
 /// The error for a configuration value.
 pub(crate) fn refuse(name: &'static str, found: impl ToString, expected: impl Into<String>) -> ModelError {
@@ -59,6 +86,25 @@ pub(crate) fn check_quantization(keys: &Map<String, Value>) -> Result<(), ModelE
 
 /// The key of the configuration of quantized weights.
 pub(crate) const QUANTIZATION: &str = "quantization_config";
+
+/// Rejects an activation function that is not supported.
+pub(crate) fn check_activation(name: &'static str, found: &str) -> Result<(), ModelError> {
+    match Activate::named(found) {
+        Some(_) => Ok(()),
+        None => Err(refuse(name, found, Activate::NAMES.join(", "))),
+    }
+}
+
+/// Rejects a size that does not divide the size `whole`, which the key `of` gives.
+pub(crate) fn check_divisor(
+    (name, part): (&'static str, usize),
+    (of, whole): (&str, usize),
+) -> Result<(), ModelError> {
+    match whole.is_multiple_of(part) {
+        true => Ok(()),
+        false => Err(refuse(name, part, format!("a divisor of {of} ({whole})"))),
+    }
+}
 
 /// Rejects sizes of zero and those above the maximum.
 pub(crate) fn check_sizes(sizes: &[(&'static str, usize, usize)]) -> Result<(), ModelError> {

@@ -3,13 +3,14 @@
 use super::config::{CLASSIFIER, LANGUAGE_MODEL, PRESETS};
 use super::{Gpt2Config, first_row, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, HeadConfig, Preset, Reads, TaskType};
+use crate::family::supported::read_config;
+use crate::family::{Adapting, HeadConfig, NamedConfig, Reads, TaskType};
 use crate::gguf::{self, GgufError, GgufLayout};
 use crate::lora::{Adaptation, AdaptedLayers};
 use crate::ops::KvCacheForm;
 use crate::parts::SCORE;
 use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter, keys};
-use crate::weights::{Naming, in_file, read_json};
+use crate::weights::Naming;
 use hydra_core::FloatType;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -31,18 +32,10 @@ impl Architecture for Gpt2Config {
 
     const DRAWN: [&'static [&'static str]; 2] = [&[SCORE], &[]];
 
-    fn presets() -> Vec<Preset> {
-        PRESETS.map(|(preset, _)| preset).into()
-    }
-
-    fn preset(name: &str) -> Result<Self, ModelError> {
-        Self::preset(name)
-    }
+    const PRESETS: &'static [NamedConfig<Self>] = &PRESETS;
 
     fn read(file: &Path) -> Result<Self, ModelError> {
-        let config: Self = read_json(file)?;
-        config.validate().map_err(|source| in_file(file, source))?;
-        Ok(config)
+        read_config(file, Self::validate)
     }
 
     fn description(&self) -> Result<Value, ModelError> {

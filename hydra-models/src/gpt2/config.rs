@@ -1,9 +1,9 @@
 //! GPT-2 configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
-use crate::family::supported::{self, refuse};
-use crate::family::{HeadConfig, Preset};
-use crate::parts::Activate;
+use crate::family::supported::{self, DEEPEST, MOST_IDS, WIDEST, refuse};
+use crate::family::{HeadConfig, NamedConfig};
+use crate::parts::chunk_rows;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -88,27 +88,27 @@ impl Default for Gpt2Config {
     }
 }
 
-const fn preset(name: &'static str, description: &'static str, shape: [usize; 5]) -> (Preset, [usize; 5]) {
-    (Preset { name, description }, shape)
-}
-
-/// The presets, with `vocab_size`, `n_positions`, `n_embd`, `n_layer` and `n_head`.
-pub(super) const PRESETS: [(Preset, [usize; 5]); 7] = [
-    preset("gpt2", "GPT-2 small, 124 million parameters", [50_257, 1024, 768, 12, 12]),
-    preset("gpt2-medium", "GPT-2 medium, 355 million parameters", [50_257, 1024, 1024, 24, 16]),
-    preset("gpt2-large", "GPT-2 large, 774 million parameters", [50_257, 1024, 1280, 36, 20]),
-    preset("gpt2-xl", "GPT-2 XL, 1.5 billion parameters", [50_257, 1024, 1600, 48, 25]),
-    preset("gpt2-mini", "4 blocks of width 128, GPT-2's vocabulary", [50_257, 256, 128, 4, 4]),
-    preset("bytes-tiny", "4 blocks of width 64 over bytes", [256, 128, 64, 4, 4]),
-    preset("bytes-small", "6 blocks of width 192 over bytes", [256, 256, 192, 6, 6]),
+/// The presets.
+pub(super) const PRESETS: [NamedConfig<Gpt2Config>; 7] = [
+    NamedConfig::new("gpt2", "GPT-2 small, 124 million parameters", || sized([50_257, 1024, 768, 12, 12])),
+    NamedConfig::new("gpt2-medium", "GPT-2 medium, 355 million parameters", || {
+        sized([50_257, 1024, 1024, 24, 16])
+    }),
+    NamedConfig::new("gpt2-large", "GPT-2 large, 774 million parameters", || {
+        sized([50_257, 1024, 1280, 36, 20])
+    }),
+    NamedConfig::new("gpt2-xl", "GPT-2 XL, 1.5 billion parameters", || sized([50_257, 1024, 1600, 48, 25])),
+    NamedConfig::new("gpt2-mini", "4 blocks of width 128, GPT-2's vocabulary", || {
+        sized([50_257, 256, 128, 4, 4])
+    }),
+    NamedConfig::new("bytes-tiny", "4 blocks of width 64 over bytes", || sized([256, 128, 64, 4, 4])),
+    NamedConfig::new("bytes-small", "6 blocks of width 192 over bytes", || sized([256, 256, 192, 6, 6])),
 ];
 
-/// Ids and positions are 32-bit.
-const MOST_IDS: usize = i32::MAX as usize;
-
-/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
-const WIDEST: usize = 1 << 20;
-const DEEPEST: usize = 1 << 12;
+fn sized([vocab_size, n_positions, n_embd, n_layer, n_head]: [usize; 5]) -> Result<Gpt2Config, ModelError> {
+    let model_type = "gpt2".to_owned();
+    Ok(Gpt2Config { model_type, vocab_size, n_positions, n_embd, n_layer, n_head, ..Gpt2Config::default() })
+}
 
 /// The Transformers class with a language model head.
 pub(super) const LANGUAGE_MODEL: &str = "GPT2LMHeadModel";
@@ -121,13 +121,7 @@ impl Gpt2Config {
     /// # Errors
     /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        let Some((_, shape)) = PRESETS.iter().find(|(preset, _)| preset.name == name) else {
-            let known = PRESETS.iter().map(|(preset, _)| preset.name).collect();
-            return Err(ModelError::UnknownPreset { found: name.to_owned(), known });
-        };
-        let [vocab_size, n_positions, n_embd, n_layer, n_head] = *shape;
-        let model_type = "gpt2".to_owned();
-        Ok(Self { model_type, vocab_size, n_positions, n_embd, n_layer, n_head, ..Self::default() })
+        NamedConfig::find(&PRESETS, name)
     }
 
     /// The width of the feed-forward networks.
@@ -220,9 +214,7 @@ impl Gpt2Config {
     }
 
     fn validate_options(&self) -> Result<(), ModelError> {
-        if Activate::named(&self.activation_function).is_none() {
-            return Err(refuse("activation_function", &self.activation_function, Activate::NAMES.join(", ")));
-        }
+        supported::check_activation("activation_function", &self.activation_function)?;
         let options = [
             ("reorder_and_upcast_attn", self.reorder_and_upcast_attn, false),
             ("add_cross_attention", self.add_cross_attention, false),
@@ -244,7 +236,7 @@ mod tests {
 
     #[test]
     fn presets_are_valid() {
-        for (preset, _) in PRESETS {
+        for preset in PRESETS.map(|named| named.preset()) {
             Gpt2Config::preset(preset.name).unwrap().validate().unwrap();
         }
         let error = Gpt2Config::preset("gpt3").unwrap_err().to_string();

@@ -1,13 +1,15 @@
 //! What distinguishes the models of one architecture from those of another.
 
+use super::keys;
 use crate::ModelError;
 use crate::family::supported::check_uncut;
-use crate::family::{Adapting, Classes, HeadConfig, Preset, Reads, TaskType};
+use crate::family::{Adapting, Classes, HeadConfig, NamedConfig, Reads, TaskType};
 use crate::gguf::{GgufError, GgufLayout};
 use crate::lora::{Adaptation, AdaptedLayers, AdapterDir};
 use crate::ops::KvCacheForm;
 use crate::weights::Naming;
 use hydra_core::FloatType;
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt::Debug;
 use std::path::Path;
@@ -15,7 +17,7 @@ use std::path::Path;
 /// The configuration of an architecture of Transformers, and what distinguishes its models from those of other architectures.
 ///
 /// Only this crate implements it: several of its types are private.
-pub trait Architecture: Clone + Debug + Send + Sync + 'static {
+pub trait Architecture: Clone + Debug + Serialize + Send + Sync + 'static {
     /// The supported `model_type`s, as in Hugging Face's `config.json`.
     const MODEL_TYPES: &'static [&'static str];
 
@@ -24,13 +26,7 @@ pub trait Architecture: Clone + Debug + Send + Sync + 'static {
     const DRAWN: [&'static [&'static str]; 2] = [&[], &[]];
 
     /// The named configurations.
-    fn presets() -> Vec<Preset>;
-
-    /// The configuration of this name.
-    ///
-    /// # Errors
-    /// An unknown name.
-    fn preset(name: &str) -> Result<Self, ModelError>;
+    const PRESETS: &'static [NamedConfig<Self>];
 
     /// Reads and validates a `config.json`.
     ///
@@ -56,7 +52,9 @@ pub trait Architecture: Clone + Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// Numbers that JSON cannot represent.
-    fn to_file(&self) -> Result<Map<String, Value>, ModelError>;
+    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
+        keys(self)
+    }
 
     /// The Transformers class of a model for this task.
     fn class(&self, task: TaskType) -> &'static str;

@@ -49,7 +49,7 @@ pub(crate) fn keys(config: &impl Serialize) -> Result<Map<String, Value>, ModelE
 mod tests {
     use super::*;
     use crate::data::PREPROCESSOR;
-    use crate::family::{Classes, Reads};
+    use crate::family::{Classes, NamedConfig, Reads};
     use crate::weights::testing::ParamBuffers;
     use crate::weights::{CONFIG, WEIGHTS, read_json};
     use crate::{convnext, decoder, encoder, gpt2, resnet, vit};
@@ -59,7 +59,7 @@ mod tests {
 
     fn is_read_as_it_was_written<C: Architecture>(preset: &str) {
         let (from, to) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-        let mut config = C::preset(preset).unwrap();
+        let mut config = NamedConfig::find(C::PRESETS, preset).unwrap();
         config.classes_mut().into_iter().for_each(|classes| *classes = Classes::numbered(3));
         let fresh = chain(&config, None).unwrap();
         let buffers = ParamBuffers::of(&fresh, 7);

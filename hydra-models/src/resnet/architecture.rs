@@ -3,10 +3,11 @@
 use super::config::PRESETS;
 use super::{ResNetConfig, hf_name, layers};
 use crate::ModelError;
-use crate::family::{Adapting, Classes, Preset, Reads, TaskType};
+use crate::data::preprocessed_side;
+use crate::family::{Adapting, Classes, NamedConfig, Reads, TaskType};
 use crate::lora::{Adaptation, AdaptedLayers};
 use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter, keys};
-use crate::weights::Naming;
+use crate::weights::{Naming, in_file, read_json};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -22,25 +23,21 @@ pub type ResNetWriter = PretrainedWriter<ResNetConfig>;
 impl Architecture for ResNetConfig {
     const MODEL_TYPES: &'static [&'static str] = &["resnet"];
 
-    fn presets() -> Vec<Preset> {
-        PRESETS.into()
-    }
+    const PRESETS: &'static [NamedConfig<Self>] = &PRESETS;
 
-    fn preset(name: &str) -> Result<Self, ModelError> {
-        Self::preset(name)
-    }
-
+    /// The side of images that the file does not name is that of the preprocessor's configuration next to it, or 224.
     fn read(file: &Path) -> Result<Self, ModelError> {
-        Self::read(file)
+        let mut config: Self = read_json(file)?;
+        if config.image_size == 0 {
+            config.preprocessed = preprocessed_side(file.parent())?;
+        }
+        config.validate().map_err(|source| in_file(file, source))?;
+        Ok(config)
     }
 
     fn description(&self) -> Result<Value, ModelError> {
         let image_size = self.image_side();
         Ok(Value::Object(keys(&Self { image_size, other: Map::new(), ..self.clone() })?))
-    }
-
-    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
-        keys(self)
     }
 
     fn class(&self, _: TaskType) -> &'static str {

@@ -1,14 +1,10 @@
 //! ResNet configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
-use crate::data::preprocessed_side;
-use crate::family::supported::{self, refuse};
-use crate::family::{Classes, Preset};
-use crate::parts::Activate;
-use crate::weights::{in_file, read_json};
+use crate::family::supported::{self, DEEPEST, MOST_IDS, MOST_STAGES, WIDEST, refuse};
+use crate::family::{Classes, NamedConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::path::Path;
 
 /// The side of images, in pixels, of a model whose files do not name it.
 const SIDE: usize = 224;
@@ -82,17 +78,31 @@ fn is_zero(size: &usize) -> bool {
 }
 
 /// The presets.
-pub const PRESETS: [Preset; 3] = [
-    Preset { name: "resnet-18", description: "ResNet-18 for images of 224 pixels" },
-    Preset { name: "resnet-50", description: "ResNet-50 for images of 224 pixels" },
-    Preset { name: "resnet-mini", description: "5 blocks of 8 to 32 channels for images of 32 pixels" },
+pub(super) const PRESETS: [NamedConfig<ResNetConfig>; 3] = [
+    NamedConfig::new("resnet-18", "ResNet-18 for images of 224 pixels", || {
+        Ok(ResNetConfig {
+            hidden_sizes: vec![64, 128, 256, 512],
+            depths: vec![2; 4],
+            layer_type: "basic".to_owned(),
+            labels: Classes::numbered(1000),
+            ..ResNetConfig::base()
+        })
+    }),
+    NamedConfig::new("resnet-50", "ResNet-50 for images of 224 pixels", || {
+        Ok(ResNetConfig { labels: Classes::numbered(1000), ..ResNetConfig::base() })
+    }),
+    NamedConfig::new("resnet-mini", "5 blocks of 8 to 32 channels for images of 32 pixels", || {
+        Ok(ResNetConfig {
+            image_size: 32,
+            embedding_size: 8,
+            hidden_sizes: vec![8, 16, 32],
+            depths: vec![1, 2, 2],
+            layer_type: "basic".to_owned(),
+            labels: Classes::numbered(10),
+            ..ResNetConfig::base()
+        })
+    }),
 ];
-
-/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
-const WIDEST: usize = 1 << 20;
-const DEEPEST: usize = 1 << 12;
-const MOST_STAGES: usize = 1 << 4;
-const MOST_CLASSES: usize = i32::MAX as usize;
 
 /// The channels of a bottleneck's 3 x 3 convolution are those of its output divided by this.
 pub(super) const REDUCTION: usize = 4;
@@ -100,49 +110,16 @@ pub(super) const REDUCTION: usize = 4;
 const ARCHITECTURES: [&str; 2] = ["ResNetForImageClassification", "ResNetModel"];
 
 impl ResNetConfig {
-    /// The preset `name`, one of [`PRESETS`].
+    fn base() -> Self {
+        Self { model_type: "resnet".to_owned(), ..Self::default() }
+    }
+
+    /// The preset `name`, one of the family's [presets](crate::family::Family::presets).
     ///
     /// # Errors
     /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        let base = Self { model_type: "resnet".to_owned(), ..Self::default() };
-        match name {
-            "resnet-50" => Ok(Self { labels: Classes::numbered(1000), ..base }),
-            "resnet-18" => Ok(Self {
-                hidden_sizes: vec![64, 128, 256, 512],
-                depths: vec![2; 4],
-                layer_type: "basic".to_owned(),
-                labels: Classes::numbered(1000),
-                ..base
-            }),
-            "resnet-mini" => Ok(Self {
-                image_size: 32,
-                embedding_size: 8,
-                hidden_sizes: vec![8, 16, 32],
-                depths: vec![1, 2, 2],
-                layer_type: "basic".to_owned(),
-                labels: Classes::numbered(10),
-                ..base
-            }),
-            _ => {
-                let known = PRESETS.iter().map(|preset| preset.name).collect();
-                Err(ModelError::UnknownPreset { found: name.to_owned(), known })
-            }
-        }
-    }
-
-    /// Reads and validates a `config.json`. The side of images that it does not name is that of the preprocessor's configuration
-    /// next to it, or 224.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is not such JSON, or a model that is not supported.
-    pub fn read(path: &Path) -> Result<Self, ModelError> {
-        let mut config: Self = read_json(path)?;
-        if config.image_size == 0 {
-            config.preprocessed = preprocessed_side(path.parent())?;
-        }
-        config.validate().map_err(|source| in_file(path, source))?;
-        Ok(config)
+        NamedConfig::find(&PRESETS, name)
     }
 
     /// The side of an image in pixels.
@@ -223,10 +200,7 @@ impl ResNetConfig {
         if !["basic", "bottleneck"].contains(&self.layer_type.as_str()) {
             return Err(refuse("layer_type", &self.layer_type, "basic or bottleneck"));
         }
-        match Activate::named(&self.hidden_act) {
-            Some(_) => Ok(()),
-            None => Err(refuse("hidden_act", &self.hidden_act, Activate::NAMES.join(", "))),
-        }
+        supported::check_activation("hidden_act", &self.hidden_act)
     }
 
     fn validate_sizes(&self) -> Result<(), ModelError> {
@@ -234,7 +208,7 @@ impl ResNetConfig {
             ("image_size", self.image_side(), 1 << 15),
             ("num_channels", self.num_channels, 1 << 10),
             ("embedding_size", self.embedding_size, WIDEST),
-            ("id2label", self.labels.count(), MOST_CLASSES),
+            ("id2label", self.labels.count(), MOST_IDS),
         ])?;
         let stages = self.hidden_sizes.len();
         if !(1..=MOST_STAGES).contains(&stages) {
@@ -254,6 +228,7 @@ impl ResNetConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pretrained::Architecture;
     use serde_json::json;
     use std::fs;
     use tempfile::TempDir;
@@ -264,7 +239,7 @@ mod tests {
 
     #[test]
     fn presets_are_valid_and_files_are_read_and_written_with_all_keys() {
-        for preset in PRESETS {
+        for preset in PRESETS.map(|named| named.preset()) {
             ResNetConfig::preset(preset.name).unwrap().validate().unwrap();
         }
         assert!(ResNetConfig::preset("vgg").unwrap_err().to_string().contains("expected resnet-18"));

@@ -10,7 +10,7 @@ mod config;
 mod layers;
 
 pub use architecture::{ResNet, ResNetDir, ResNetWriter};
-pub use config::{PRESETS, ResNetConfig};
+pub use config::ResNetConfig;
 pub use layers::{Block, ConvLayer, Convolution, Embedder};
 
 use crate::ModelError;

@@ -3,7 +3,8 @@
 use super::config::PRESETS;
 use super::{VitConfig, hf_name, layers, module_name, module_target};
 use crate::ModelError;
-use crate::family::{Adapting, Classes, Preset, Reads, TaskType};
+use crate::family::supported::read_config;
+use crate::family::{Adapting, Classes, NamedConfig, Reads, TaskType};
 use crate::lora::{Adaptation, AdaptedLayers, AdapterDir};
 use crate::pretrained::{Architecture, PretrainedDir, PretrainedModel, PretrainedWriter, keys};
 use crate::weights::Naming;
@@ -22,24 +23,14 @@ pub type VitWriter = PretrainedWriter<VitConfig>;
 impl Architecture for VitConfig {
     const MODEL_TYPES: &'static [&'static str] = &["vit"];
 
-    fn presets() -> Vec<Preset> {
-        PRESETS.into()
-    }
-
-    fn preset(name: &str) -> Result<Self, ModelError> {
-        Self::preset(name)
-    }
+    const PRESETS: &'static [NamedConfig<Self>] = &PRESETS;
 
     fn read(file: &Path) -> Result<Self, ModelError> {
-        Self::read(file)
+        read_config(file, Self::validate)
     }
 
     fn description(&self) -> Result<Value, ModelError> {
         Ok(Value::Object(keys(&Self { other: Map::new(), ..self.clone() })?))
-    }
-
-    fn to_file(&self) -> Result<Map<String, Value>, ModelError> {
-        keys(self)
     }
 
     fn class(&self, _: TaskType) -> &'static str {

@@ -1,13 +1,10 @@
 //! Vision transformer configurations, as in Hugging Face's `config.json`.
 
 use crate::ModelError;
-use crate::family::supported::{self, refuse};
-use crate::family::{Classes, Preset};
-use crate::parts::Activate;
-use crate::weights::{in_file, read_json};
+use crate::family::supported::{self, DEEPEST, MOST_IDS, WIDEST};
+use crate::family::{Classes, NamedConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::path::Path;
 
 /// A vision transformer's configuration, with the names and defaults of Transformers. Unknown keys are kept and written
 /// back.
@@ -77,52 +74,37 @@ impl Default for VitConfig {
 }
 
 /// The presets.
-pub const PRESETS: [Preset; 2] = [
-    Preset { name: "vit-base", description: "ViT-B/16 for images of 224 pixels" },
-    Preset { name: "vit-tiny", description: "3 blocks of width 48 for images of 32 pixels" },
+pub(super) const PRESETS: [NamedConfig<VitConfig>; 2] = [
+    NamedConfig::new("vit-base", "ViT-B/16 for images of 224 pixels", || {
+        Ok(VitConfig { labels: Classes::numbered(1000), ..VitConfig::base() })
+    }),
+    NamedConfig::new("vit-tiny", "3 blocks of width 48 for images of 32 pixels", || {
+        Ok(VitConfig {
+            hidden_size: 48,
+            num_hidden_layers: 3,
+            num_attention_heads: 3,
+            intermediate_size: 96,
+            image_size: 32,
+            patch_size: 8,
+            labels: Classes::numbered(10),
+            ..VitConfig::base()
+        })
+    }),
 ];
-
-/// Keeps the bytes of all parameters and their optimizer state within 64 bits.
-const WIDEST: usize = 1 << 20;
-const DEEPEST: usize = 1 << 12;
-const MOST_CLASSES: usize = i32::MAX as usize;
 
 const ARCHITECTURES: [&str; 2] = ["ViTForImageClassification", "ViTModel"];
 
 impl VitConfig {
-    /// The preset `name`, one of [`PRESETS`].
+    fn base() -> Self {
+        Self { model_type: "vit".to_owned(), ..Self::default() }
+    }
+
+    /// The preset `name`, one of the family's [presets](crate::family::Family::presets).
     ///
     /// # Errors
     /// An unknown name.
     pub fn preset(name: &str) -> Result<Self, ModelError> {
-        let base = Self { model_type: "vit".to_owned(), layer_norm_eps: 1e-12, ..Self::default() };
-        match name {
-            "vit-base" => Ok(Self { labels: Classes::numbered(1000), ..base }),
-            "vit-tiny" => Ok(Self {
-                hidden_size: 48,
-                num_hidden_layers: 3,
-                num_attention_heads: 3,
-                intermediate_size: 96,
-                image_size: 32,
-                patch_size: 8,
-                labels: Classes::numbered(10),
-                ..base
-            }),
-            _ => {
-                let known = PRESETS.iter().map(|preset| preset.name).collect();
-                Err(ModelError::UnknownPreset { found: name.to_owned(), known })
-            }
-        }
-    }
-
-    /// Reads and validates a `config.json`.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is not such JSON, or a model that is not supported.
-    pub fn read(path: &Path) -> Result<Self, ModelError> {
-        let config: Self = read_json(path)?;
-        config.validate().map_err(|source| in_file(path, source))?;
-        Ok(config)
+        NamedConfig::find(&PRESETS, name)
     }
 
     /// The number of patches in an image.
@@ -140,10 +122,7 @@ impl VitConfig {
         supported::check_architectures(self.architectures.as_deref(), &ARCHITECTURES)?;
         self.validate_sizes()?;
         self.validate_numbers()?;
-        match Activate::named(&self.hidden_act) {
-            Some(_) => Ok(()),
-            None => Err(refuse("hidden_act", &self.hidden_act, Activate::NAMES.join(", "))),
-        }
+        supported::check_activation("hidden_act", &self.hidden_act)
     }
 
     fn validate_sizes(&self) -> Result<(), ModelError> {
@@ -155,16 +134,11 @@ impl VitConfig {
             ("image_size", self.image_size, 1 << 15),
             ("patch_size", self.patch_size, 1 << 15),
             ("num_channels", self.num_channels, 1 << 10),
-            ("id2label", self.labels.count(), MOST_CLASSES),
+            ("id2label", self.labels.count(), MOST_IDS),
         ])?;
-        let divisors = [
-            ("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size),
-            ("patch_size", self.patch_size, "image_size", self.image_size),
-        ];
-        match divisors.into_iter().find(|(_, part, _, whole)| !whole.is_multiple_of(*part)) {
-            Some((name, part, of, whole)) => Err(refuse(name, part, format!("a divisor of {of} ({whole})"))),
-            None => Ok(()),
-        }
+        let (heads, width) = (self.num_attention_heads, self.hidden_size);
+        supported::check_divisor(("num_attention_heads", heads), ("hidden_size", width))?;
+        supported::check_divisor(("patch_size", self.patch_size), ("image_size", self.image_size))
     }
 
     fn validate_numbers(&self) -> Result<(), ModelError> {
@@ -190,7 +164,7 @@ mod tests {
 
     #[test]
     fn presets_are_valid_and_files_are_read_and_written_with_all_keys() {
-        for preset in PRESETS {
+        for preset in PRESETS.map(|named| named.preset()) {
             VitConfig::preset(preset.name).unwrap().validate().unwrap();
         }
         assert!(VitConfig::preset("vit-x").unwrap_err().to_string().contains("expected vit-base, vit-tiny"));

@@ -11,7 +11,7 @@ mod embeddings;
 
 pub use architecture::{Vit, VitDir, VitWriter};
 pub use block::{Attention, Block, Dense, SelfAttention};
-pub use config::{PRESETS, VitConfig};
+pub use config::VitConfig;
 pub use embeddings::{Embeddings, PatchEmbeddings};
 
 use crate::ModelError;
