@@ -44,8 +44,8 @@ pub(crate) fn batch(
 pub(crate) mod testing {
     use burn::tensor::Device;
     use hydra_core::{
-        BackwardFrom, Batch, Chain, Dataset, FloatType, HostActivation, HostTensor, LayerGradients, Pass,
-        backward_range, forward_range, promote_layers,
+        BackwardFrom, Batch, BufferParam, Chain, Dataset, FloatType, HostActivation, HostTensor,
+        LayerGradients, Pass, backward_range, forward_range, promote_layers,
     };
     use std::ops::Range;
 
@@ -161,6 +161,20 @@ pub(crate) mod testing {
         println!("{}: loss {} for {}, worst cosine {worst} of {name}", chain.name(), narrow.0, wide.0);
         assert!((narrow.0 - wide.0).abs() < 0.01 * wide.0, "a loss of {} for {}", narrow.0, wide.0);
         assert!(worst > 0.99, "the gradients of {name} have a cosine of {worst}");
+    }
+
+    /// Asserts that the root mean square of each parameter's initial values is the expected one, or nearly: `expected` returns it for
+    /// a parameter with the relative tolerance.
+    pub fn assert_deviations(chain: &Chain, expected: impl Fn(&BufferParam) -> (f64, f64)) {
+        for (buffer, values) in chain.buffers().iter().zip(masters(chain)) {
+            for param in &buffer.params {
+                let ((expected, tolerance), values) = (expected(param), &values[param.range()]);
+                let sum: f64 = values.iter().map(|&x| f64::from(x).powi(2)).sum();
+                let found = (sum / values.len() as f64).sqrt();
+                let near = (found - expected).abs() <= tolerance * expected;
+                assert!(near, "{}, {}: {found} for {expected}", chain.name(), param.name);
+            }
+        }
     }
 
     /// A batch of labelled sequences of tokens in one row, with their positions.

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::parts::class_logits;
     use crate::synthetic::testing::{
-        backward, bf16_agrees_except, descend, shards_agree, texts, with_threads,
+        assert_deviations, backward, bf16_agrees_except, descend, shards_agree, texts, with_threads,
     };
     use burn::tensor::Device;
     use hydra_core::{AnyTensor, Batch, Dataset};
@@ -338,27 +338,17 @@ mod tests {
     #[test]
     fn first_values_are_distributed_as_in_transformers() {
         for kind in ModelType::NAMES {
+            let outward = ["output.weight", "outer.weight", "dense.weight"];
             let chain = chain(&config(json!({"model_type": kind})), None).unwrap();
-            for (index, buffer) in chain.buffers().iter().enumerate() {
-                let mut out = vec![0.0; buffer.elements];
-                chain.source().fill(&chain, index, 1, &mut out).unwrap();
-                for param in buffer.params.iter().filter(|param| param.len >= 64 || param.shape.len() == 1) {
-                    let values = &out[param.range()];
-                    let n = values.len() as f64;
-                    let std = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / n).sqrt();
-                    let outward = ["output.weight", "outer.weight", "dense.weight"];
-                    let expected = match param.name.as_str() {
-                        name if name.ends_with("bias") => 0.0,
-                        name if name.ends_with("norm.weight") => 1.0,
-                        name if kind == "modernbert" && outward.iter().any(|end| name.ends_with(end)) => {
-                            0.2 / 6f64.sqrt()
-                        }
-                        _ => 0.2,
-                    };
-                    let near = (std - expected).abs() <= 0.2 * expected;
-                    assert!(near, "{kind}, {}: {std} for {expected}", param.name);
+            assert_deviations(&chain, |param| match param.name.as_str() {
+                name if name.ends_with("bias") => (0.0, 0.0),
+                name if name.ends_with("norm.weight") => (1.0, 0.0),
+                _ if param.len < 64 => (0.2, 1.0),
+                name if kind == "modernbert" && outward.iter().any(|end| name.ends_with(end)) => {
+                    (0.2 / 6f64.sqrt(), 0.2)
                 }
-            }
+                _ => (0.2, 0.2),
+            });
         }
     }
 }
