@@ -3,7 +3,7 @@
 use super::DecoderConfig;
 use crate::lora::{Adaptable, AdaptableMap, adapter_elements, is_quantized};
 use crate::ops;
-use crate::parts::{Linear, Pooled, RmsNorm, along, generating, initial, slots, with_positions};
+use crate::parts::{Linear, Norm, Pooled, along, generating, initial, slots, with_positions};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use hydra_core::{Activation, Forward, Init, Pass};
@@ -20,9 +20,9 @@ pub struct Attention {
     /// The output projection, `[width, heads * head width]`.
     pub o_proj: Linear,
     /// Normalizes each head's queries, if the model has it.
-    pub q_norm: Option<RmsNorm>,
+    pub q_norm: Option<Norm>,
     /// Normalizes each head's keys, likewise.
-    pub k_norm: Option<RmsNorm>,
+    pub k_norm: Option<Norm>,
 }
 
 /// The gated feed-forward network.
@@ -43,11 +43,11 @@ pub struct Mlp {
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before attention.
-    pub input_layernorm: RmsNorm,
+    pub input_layernorm: Norm,
     /// Attention.
     pub self_attn: Attention,
     /// Before the feed-forward network.
-    pub post_attention_layernorm: RmsNorm,
+    pub post_attention_layernorm: Norm,
     /// The feed-forward network.
     pub mlp: Mlp,
     #[module(skip)]
@@ -94,7 +94,7 @@ impl Attention {
         let (width, head) = (config.hidden_size, config.head_dim);
         let (queries, keys) = (config.num_attention_heads * head, config.num_key_value_heads * head);
         let (bias, norms) = (config.has_qkv_bias(), config.has_head_norms());
-        let norm = || norms.then(|| RmsNorm::new(head, config.rms_norm_eps));
+        let norm = || norms.then(|| Norm::rms(head, config.rms_norm_eps));
         Self {
             q_proj: Linear::new(width, queries, bias),
             k_proj: Linear::new(width, keys, bias),
@@ -114,13 +114,9 @@ impl Attention {
         pass: &Pass,
     ) -> Tensor<3> {
         let attention = &options.attention;
-        let normed = |x, norm: &Option<RmsNorm>| match norm {
-            Some(norm) => norm.forward(x),
-            None => x,
-        };
         let [for_queries, for_keys, for_values] = ops::fork(x);
-        let queries = normed(self.q_proj.forward(for_queries, pass), &self.q_norm);
-        let keys = normed(self.k_proj.forward(for_keys, pass), &self.k_norm);
+        let queries = Norm::optional(self.q_norm.as_ref(), self.q_proj.forward(for_queries, pass));
+        let keys = Norm::optional(self.k_norm.as_ref(), self.k_proj.forward(for_keys, pass));
         let values = self.v_proj.forward(for_values, pass);
         match positions {
             Some(at) if let Some(cache) = &options.cache => {
@@ -152,7 +148,7 @@ impl Mlp {
 impl Block {
     /// The block at `index`, without values.
     pub fn new(config: &DecoderConfig, index: usize) -> Self {
-        let norm = || RmsNorm::new(config.hidden_size, config.rms_norm_eps);
+        let norm = || Norm::rms(config.hidden_size, config.rms_norm_eps);
         Self {
             input_layernorm: norm(),
             self_attn: Attention::new(config),

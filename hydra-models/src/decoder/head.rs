@@ -3,7 +3,7 @@
 use super::DecoderConfig;
 use crate::lora::Adaptable;
 use crate::ops;
-use crate::parts::{HeadRows, RmsNorm, Table, before_last, initial, table_logits};
+use crate::parts::{HeadRows, Norm, Table, before_last, initial, table_logits};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use hydra_core::{Activation, Chain, DeviceBytes, Forward, Init, Pass};
@@ -20,7 +20,7 @@ use std::ops::Range;
 #[derive(Module, Debug)]
 pub struct Head {
     /// The final normalization, in the layer with the first rows.
-    pub norm: Option<RmsNorm>,
+    pub norm: Option<Norm>,
     /// The table or some rows of it, `[rows, width]`.
     pub lm_head: Table,
     #[module(skip)]
@@ -35,7 +35,7 @@ impl Head {
         let own = || Table::new(rows.len(), config.hidden_size);
         let lm_head = if config.tie_word_embeddings { embedding.tied() } else { own() };
         let rows = HeadRows::of(rows, config.vocab_size, &config.head);
-        let norm = rows.begins().then(|| RmsNorm::new(config.hidden_size, config.rms_norm_eps));
+        let norm = rows.begins().then(|| Norm::rms(config.hidden_size, config.rms_norm_eps));
         Self { norm, lm_head, rows, deviation: config.initializer_range }
     }
 }

@@ -21,7 +21,7 @@ pub use head::{Head, logits};
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer, unties};
 use crate::parts::vocabulary::{in_part, named, rows};
-use crate::parts::{RmsNorm, ScoreHead, is_score};
+use crate::parts::{Norm, ScoreHead, is_score};
 use crate::pretrained;
 use hydra_core::Chain;
 use std::ops::Range;
@@ -55,7 +55,7 @@ fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
     let embed: Vec<Embed> = rows.iter().map(|rows| Embed::new(config, rows)).collect();
     if config.head.is_classifier() {
-        let (norm, width) = (RmsNorm::new(config.hidden_size, config.rms_norm_eps), config.hidden_size);
+        let (norm, width) = (Norm::rms(config.hidden_size, config.rms_norm_eps), config.hidden_size);
         let score = ScoreHead::new(norm, width, config.head.outputs(), config.initializer_range);
         let (embed, head) = (named("embed", &rows, embed), [("head".to_owned(), score)]);
         return Ok(transformer(name, embed, blocks, head, adaptation)?.classifier(&config.head));

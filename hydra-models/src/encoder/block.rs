@@ -132,15 +132,6 @@ impl Block {
         let hidden = activate.forward(x.narrow(2, 0, inner)) * gates;
         ops::dropout(hidden, self.options.dropouts[1], pass.site(2))
     }
-
-    /// Adds a layer's output for `x` to the residual, after dropout at `site`.
-    fn add(&self, residual: Tensor<3>, map: &Linear, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
-        let dropout = self.options.dropouts[if site == 1 { 0 } else { 2 }];
-        match pass.site(site).dropout_mask(dropout) {
-            Some(mask) => ops::dropout_onto(residual, map.forward(x, pass), mask),
-            None => map.forward_onto(residual, x, pass),
-        }
-    }
 }
 
 impl Adaptable for Block {
@@ -159,20 +150,20 @@ impl Forward for Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (x, at) = with_positions(x);
         let at = at.expect("an encoder's block expects positions");
-        let normed = |norm: Option<&Norm>, x: Tensor<3>, here: bool| match norm {
-            Some(norm) if here => norm.forward(x),
-            _ => x,
-        };
+        let normed = |norm: Option<&Norm>, x, here: bool| Norm::optional(norm.filter(|_| here), x);
         let (before, after) = (self.options.modern, !self.options.modern);
         let (attention, outer) = (self.attention_norm.as_ref(), Some(&self.outer_norm));
         let [residual, x] = ops::fork(x.into_float::<3>());
         let attended = self.attend(normed(attention, x, before), at.clone(), pass);
         let ([residual, attended], at) =
             Pooled::after_attention(self.options.ends_in, [residual, attended], Some(at), pass);
-        let x = normed(attention, self.add(residual, &self.output, attended, pass, 1), after);
+        let [output_dropout, _, outer_dropout] = self.options.dropouts;
+        let x = self.output.dropped_onto(residual, attended, (1, output_dropout), pass);
+        let x = normed(attention, x, after);
         let [residual, x] = ops::fork(x);
         let hidden = self.hidden(normed(outer, x, before), pass);
-        along(normed(outer, self.add(residual, &self.outer, hidden, pass, 3), after), at)
+        let x = self.outer.dropped_onto(residual, hidden, (3, outer_dropout), pass);
+        along(normed(outer, x, after), at)
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {

@@ -77,18 +77,11 @@ impl Head {
 
     /// The vector of each sequence, `[1, items, width]`.
     fn pooled(&self, x: Tensor<3>, pass: &Pass) -> Tensor<3> {
-        let x = normed(self.final_norm.as_ref(), x);
+        let x = Norm::optional(self.final_norm.as_ref(), x);
         match self.options.pooling {
             Pooling::First => x,
             Pooling::Mean => means(x, Sequences::of(pass)),
         }
-    }
-}
-
-fn normed(norm: Option<&Norm>, x: Tensor<3>) -> Tensor<3> {
-    match norm {
-        Some(norm) => norm.forward(x),
-        None => x,
     }
 }
 
@@ -122,7 +115,7 @@ impl Forward for Head {
         let pooled = self.pooled(x.part(0).into_float(), pass);
         let [first, second] = self.options.dropouts;
         let x = self.dense.forward(ops::dropout(pooled, first, pass.site(0)), pass);
-        let x = normed(self.norm.as_ref(), self.options.activate.forward(x));
+        let x = Norm::optional(self.norm.as_ref(), self.options.activate.forward(x));
         let logits = self.classifier.forward(ops::dropout(x, second, pass.site(1)), pass);
         Activation::of(logits.squeeze_dim::<2>(0))
     }

@@ -115,14 +115,6 @@ impl Block {
         let x = self.mlp.c_fc.forward(x, pass);
         self.options.activate.forward(x)
     }
-
-    /// Adds a layer's output for `x` to the residual, after dropout at `site`.
-    fn add(&self, residual: Tensor<3>, map: &Linear, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
-        match pass.site(site).dropout_mask(self.options.residual_dropout) {
-            Some(mask) => ops::dropout_onto(residual, map.forward(x, pass), mask),
-            None => map.forward_onto(residual, x, pass),
-        }
-    }
 }
 
 /// The attention of these heads over separate queries, keys and values.
@@ -158,11 +150,12 @@ impl Forward for Block {
         let pass = &if self.options.cache.is_some() { generating(pass, &x) } else { pass.clone() };
         let [residual, x] = ops::fork(x);
         let inner = self.attend(self.ln_1.forward(x), at.clone(), pass);
+        let dropout = self.options.residual_dropout;
         let ([residual, inner], at) =
             Pooled::after_attention(self.options.ends_in, [residual, inner], at, pass);
-        let [residual, x] = ops::fork(self.add(residual, &self.attn.c_proj, inner, pass, 1));
+        let [residual, x] = ops::fork(self.attn.c_proj.dropped_onto(residual, inner, (1, dropout), pass));
         let inner = self.inner(self.ln_2.forward(x), pass);
-        along(self.add(residual, &self.mlp.c_proj, inner, pass, 2), at)
+        along(self.mlp.c_proj.dropped_onto(residual, inner, (2, dropout), pass), at)
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {

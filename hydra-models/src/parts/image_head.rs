@@ -80,11 +80,7 @@ impl Adaptable for ImageHead {
 
 impl Forward for ImageHead {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let pooled = self.pooling.of(x);
-        let pooled = match &self.layernorm {
-            Some(norm) => norm.forward(pooled),
-            None => pooled,
-        };
+        let pooled = Norm::optional(self.layernorm.as_ref(), self.pooling.of(x));
         Activation::of(self.classifier.forward(pooled, pass).squeeze_dim::<2>(1))
     }
 

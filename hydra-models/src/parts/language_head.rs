@@ -1,9 +1,8 @@
 //! What the heads of language models compute.
 
 use super::vocabulary::{Place, head_elements};
-use super::{FinalNorm, SEQUENCES, Table, language_model, last_tokens, next_logits};
+use super::{Norm, SEQUENCES, Table, language_model, last_tokens, next_logits};
 use crate::family::HeadConfig;
-use burn::tensor::Tensor;
 use hydra_core::{Activation, Pass};
 use std::ops::Range;
 
@@ -51,17 +50,8 @@ impl HeadRows {
     /// # Panics
     /// If the targets have another shape than the tokens, or sequences have fewer than two tokens.
     #[track_caller]
-    pub fn forward<N: FinalNorm>(
-        self,
-        x: Activation,
-        norm: Option<&N>,
-        table: &Table,
-        pass: &Pass,
-    ) -> Activation {
-        let normed = |x: Tensor<3>| match norm {
-            Some(norm) => norm.normalize(x),
-            None => x,
-        };
+    pub fn forward(self, x: Activation, norm: Option<&Norm>, table: &Table, pass: &Pass) -> Activation {
+        let normed = |x| Norm::optional(norm, x);
         let (mut parts, table) = (x.into_parts(), table.weight.val());
         let hidden = parts.remove(0).into_float();
         match self {

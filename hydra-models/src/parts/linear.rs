@@ -102,4 +102,18 @@ impl Linear {
         };
         Adapter::adapt(self.lora.as_ref(), x, pass, map)
     }
+
+    /// Adds the output for `x` to a residual after dropout with this probability at this site of the pass.
+    pub(crate) fn dropped_onto(
+        &self,
+        residual: Tensor<3>,
+        x: Tensor<3>,
+        (site, probability): (u64, f64),
+        pass: &Pass,
+    ) -> Tensor<3> {
+        match pass.site(site).dropout_mask(probability) {
+            Some(mask) => ops::dropout_onto(residual, self.forward(x, pass), mask),
+            None => self.forward_onto(residual, x, pass),
+        }
+    }
 }

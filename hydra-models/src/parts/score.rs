@@ -1,45 +1,26 @@
 //! The head of a decoder's sequence classifier.
 
-use super::{Linear, Norm, RmsNorm, initial};
+use super::{Linear, Norm, initial};
 use crate::lora::Adaptable;
-use burn::module::{Module, ModuleDisplay};
-use burn::tensor::Tensor;
+use burn::module::Module;
 use hydra_core::{Activation, Forward, Init, Pass};
-
-/// The normalization after the last block.
-pub trait FinalNorm: Module + ModuleDisplay + Sync + 'static {
-    /// Normalizes the last dimension of `[batch, tokens, width]`.
-    fn normalize(&self, x: Tensor<3>) -> Tensor<3>;
-}
-
-impl FinalNorm for Norm {
-    fn normalize(&self, x: Tensor<3>) -> Tensor<3> {
-        self.forward(x)
-    }
-}
-
-impl FinalNorm for RmsNorm {
-    fn normalize(&self, x: Tensor<3>) -> Tensor<3> {
-        self.forward(x)
-    }
-}
 
 /// The final normalization and the linear layer without a bias of Transformers' `..ForSequenceClassification`. Computes
 /// logits `[items, outputs]` from the last token that is not the padding of each of the [`Sequences`](super::Sequences),
 /// `[1, items, width]`, which the last block computes alone.
 #[derive(Module, Debug)]
-pub struct ScoreHead<N: FinalNorm> {
+pub struct ScoreHead {
     /// The final normalization.
-    pub norm: N,
+    pub norm: Norm,
     /// The linear layer, `[outputs, width]`.
     pub score: Linear,
     /// The standard deviation of initial weights.
     pub deviation: f64,
 }
 
-impl<N: FinalNorm> ScoreHead<N> {
+impl ScoreHead {
     /// The layer without values, from vectors of `width` to this number of outputs.
-    pub fn new(norm: N, width: usize, outputs: usize, deviation: f64) -> Self {
+    pub fn new(norm: Norm, width: usize, outputs: usize, deviation: f64) -> Self {
         Self { norm, score: Linear::new(width, outputs, false), deviation }
     }
 }
@@ -53,11 +34,11 @@ pub(crate) fn is_score(param: &str) -> bool {
 }
 
 /// PEFT trains the head in full and gives it no adapter.
-impl<N: FinalNorm> Adaptable for ScoreHead<N> {}
+impl Adaptable for ScoreHead {}
 
-impl<N: FinalNorm> Forward for ScoreHead<N> {
+impl Forward for ScoreHead {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
-        let hidden = self.norm.normalize(x.part(0).into_float());
+        let hidden = self.norm.forward(x.part(0).into_float());
         Activation::of(self.score.forward(hidden, pass).squeeze_dim::<2>(0))
     }
 

@@ -112,14 +112,6 @@ impl Block {
         let values = value.forward(for_values, pass);
         ops::grouped_attention(queries, keys, values, &self.options.attention, pass)
     }
-
-    /// Adds a layer's output for `x` to the residual, after dropout at `site`.
-    fn add(&self, residual: Tensor<3>, map: &Dense, x: Tensor<3>, pass: &Pass, site: u64) -> Tensor<3> {
-        match pass.site(site).dropout_mask(self.options.dropout) {
-            Some(mask) => ops::dropout_onto(residual, map.dense.forward(x, pass), mask),
-            None => map.dense.forward_onto(residual, x, pass),
-        }
-    }
 }
 
 impl Adaptable for Block {
@@ -144,10 +136,11 @@ impl Forward for Block {
             true => [residual, attended].map(|x| x.narrow(1, 0, 1)),
             false => [residual, attended],
         };
-        let [residual, x] = ops::fork(self.add(residual, &self.attention.output, attended, pass, 1));
+        let (output, dropout) = (&self.attention.output.dense, self.options.dropout);
+        let [residual, x] = ops::fork(output.dropped_onto(residual, attended, (1, dropout), pass));
         let inner = self.intermediate.dense.forward(self.layernorm_after.forward(x), pass);
         let inner = self.options.activate.forward(inner);
-        Activation::of(self.add(residual, &self.output, inner, pass, 2))
+        Activation::of(self.output.dense.dropped_onto(residual, inner, (2, dropout), pass))
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
