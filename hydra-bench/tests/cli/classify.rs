@@ -1,7 +1,7 @@
 //! Classifiers of texts: the same bits whole, cut and on several devices; selected by a metric, evaluated from their written
 //! files, with adapters; labels and settings that do not fit are refused.
 
-use crate::common::{fails, hydra, json, kill_and_resume, noted, text};
+use crate::common::{fails, hydra, json, kill_and_resume, noted, results, text};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -54,10 +54,7 @@ fn its_bits_depend_neither_on_cuts_nor_on_devices() {
             format!("{TRAIN} --accumulate 2 --steps 6 --eval-every 3 --metric f1_macro --dtype {dtype}");
         let of = |name: &str, settings: &str| {
             let task = run(&format!("{train} {settings}"), &root.path().join(format!("{dtype}-{name}")));
-            (
-                task["shards"].as_u64().unwrap(),
-                ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone()),
-            )
+            (task["shards"].as_u64().unwrap(), results(&task))
         };
         let (shards, whole) = of("whole", "--devices cpu:1x2 --device-memory 256MiB");
         assert_eq!(shards, 1);
@@ -83,20 +80,17 @@ fn an_encoders_bits_depend_neither_on_cuts_nor_on_devices_nor_on_a_kill() {
          --steps 24 --eval-every 8 --data {}",
         data.display()
     );
-    let results = |name: &str| {
+    let of = |name: &str| {
         let task = json(&out(name).join("report.json"))["tasks"][0].clone();
-        (
-            task["shards"].as_u64().unwrap(),
-            ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone()),
-        )
+        (task["shards"].as_u64().unwrap(), results(&task))
     };
     noted(&format!("{train} --devices cpu:1x2 --device-memory 256MiB --out {}", out("whole").display()));
-    let (shards, whole) = results("whole");
+    let (shards, whole) = of("whole");
     assert!(shards == 1 && whole[2][0][1]["metrics"]["spearman"].is_number(), "{}", whole[2]);
     let cut = "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3 --checkpoint-every 2 --link 4MiB/s";
     let enough = |events: &str| events.matches("\"checkpoint\"").count() >= 2;
     kill_and_resume(&format!("{train} {cut}"), &out("killed"), enough, ("minibatch", 24));
-    assert_eq!(results("killed"), (4, whole));
+    assert_eq!(of("killed"), (4, whole));
 }
 
 #[test]

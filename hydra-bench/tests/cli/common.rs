@@ -89,6 +89,20 @@ pub fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
+/// The results of a task that must depend neither on devices nor on interruptions.
+pub fn results(task: &Value) -> [Value; 4] {
+    ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone())
+}
+
+/// Asserts that `hydra eval` measures the accuracy and the loss of a model's task on the test split of this data.
+pub fn assert_evaluates_as_tested(model: &str, data: &str, task: &Value) {
+    let said = says(&["eval", "--model", model, "--data", data, "--devices", "cpu:1x1", "--json"]);
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(said["metrics"]["accuracy"], task["test"]["metrics"]["accuracy"]);
+    let (loss, tested) = (said["loss"].as_f64().unwrap(), task["test"]["loss"].as_f64().unwrap());
+    assert!((loss - tested).abs() <= 1e-5 * tested, "{loss} for {tested}");
+}
+
 /// Bytes that must be text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()

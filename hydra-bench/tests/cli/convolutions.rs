@@ -1,7 +1,7 @@
 //! A convolutional network on images: the same bits whole, cut and on several devices; evaluated from its written files;
 //! settings that do not apply are refused.
 
-use crate::common::{fails, hydra, json, says, text};
+use crate::common::{assert_evaluates_as_tested, fails, hydra, json, results, says, text};
 use image::{Rgb, RgbImage};
 use serde_json::Value;
 use std::fs;
@@ -58,10 +58,7 @@ fn its_bits_depend_neither_on_cuts_nor_on_devices() {
         let train = format!("{TRAIN} --accumulate 2 --steps 4 --eval-every 2 --dtype {dtype}");
         let of = |name: &str, settings: &str| {
             let task = run(&format!("{train} {settings}"), &root.path().join(format!("{dtype}-{name}")));
-            (
-                task["shards"].as_u64().unwrap(),
-                ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone()),
-            )
+            (task["shards"].as_u64().unwrap(), results(&task))
         };
         let (shards, whole) = of("whole", "--devices cpu:1x2 --device-memory 256MiB");
         assert_eq!(shards, 1);
@@ -87,11 +84,7 @@ fn what_it_learned_is_written_and_evaluated() {
     assert_eq!(file("config.json")["architectures"][0], "ConvNextForImageClassification");
     assert_eq!(file("config.json")["id2label"]["1"], "standing");
     assert_eq!(file("preprocessor_config.json")["size"]["width"], 32);
-    let said = says(&["eval", "--model", model, "--data", &STRIPES.1, "--devices", "cpu:1x1", "--json"]);
-    let said: Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(said["metrics"]["accuracy"], accuracy);
-    let (loss, tested) = (said["loss"].as_f64().unwrap(), task["test"]["loss"].as_f64().unwrap());
-    assert!((loss - tested).abs() <= 1e-5 * tested, "{loss} for {tested}");
+    assert_evaluates_as_tested(model, &STRIPES.1, &task);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Image classification: training, ranking by accuracy, evaluation, cuts, resuming and refusals.
 
-use crate::common::{fails, hydra, json, notes, says, spawn, text, wait_for};
+use crate::common::{fails, hydra, json, notes, results, says, spawn, text, wait_for};
 use image::{GrayImage, ImageBuffer, Luma, Rgb, RgbImage};
 use serde_json::Value;
 use std::fs;
@@ -115,10 +115,7 @@ fn a_model_in_shards_has_the_bits_of_one_that_is_whole() {
     let train = "train --batch 8 --lr 1e-3 --steps 6 --eval-every 3";
     let whole =
         run(&format!("{train} --devices cpu:1x2 --device-memory 256MiB"), &root.path().join("whole")).0;
-    let kept = |report: &Value| {
-        let task = &report["tasks"][0];
-        ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone())
-    };
+    let kept = |report: &Value| results(&report["tasks"][0]);
     assert_eq!(whole["tasks"][0]["shards"], 1);
     let settings = [
         ("--devices cpu:1x1 --device-memory 64MiB --cuts 1,2,3,4", 5),

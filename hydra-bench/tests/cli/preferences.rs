@@ -1,7 +1,7 @@
 //! Preference losses and reward models: the losses and rewards of TRL, from its models and adapters; the same bits whole, cut
 //! and on several devices; one reference for all tasks; rows and settings that do not fit are refused.
 
-use crate::common::{fails, json, kill_and_resume, noted};
+use crate::common::{fails, json, kill_and_resume, noted, results};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -128,10 +128,7 @@ fn bits_depend_neither_on_cuts_nor_on_devices() {
             format!("train {task} --data {data} --batch 4 --lr 3e-3 --accumulate 2 --steps 4 --eval-every 2");
         let of = |at: &str, settings: &str| {
             let task = run(&format!("{train} {settings}"), &root.path().join(format!("{name}-{at}")));
-            (
-                task["shards"].as_u64().unwrap(),
-                ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone()),
-            )
+            (task["shards"].as_u64().unwrap(), results(&task))
         };
         let (shards, whole) = of("whole", "--devices cpu:1x2 --device-memory 256MiB");
         assert_eq!(shards, 1);
@@ -177,10 +174,7 @@ fn a_killed_run_goes_on_to_the_same_bits() {
             "train {task} --data {} --batch 4 --accumulate 2 --lr 3e-3 --steps 12 --eval-every 4",
             MANY.1
         );
-        let of = |kind: &str| {
-            let task = json(&out(kind).join("report.json"))["tasks"][0].clone();
-            ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone())
-        };
+        let of = |kind: &str| results(&json(&out(kind).join("report.json"))["tasks"][0]);
         run(&format!("{train} --devices cpu:1x2 --device-memory 256MiB"), &out("whole"));
         let cut = "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3 --checkpoint-every 2 --link 4MiB/s";
         let enough = |events: &str| events.matches("\"checkpoint\"").count() >= 2;

@@ -2,7 +2,7 @@
 //! in host memory and on the disk, and `hydra explain` predicts their host memory.
 
 use crate::adapters::BASE;
-use crate::common::{json, kill_and_resume, noted};
+use crate::common::{json, kill_and_resume, noted, results};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -33,8 +33,6 @@ impl Killed<'_> {
             format!("{train} --devices cpu:1x2 --device-memory 256MiB --out {}", out("whole").display());
         noted(&whole);
         let task = |name: &str| json(&out(name).join("report.json"))["tasks"][0].clone();
-        let results =
-            |task: &Value| ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone());
         let whole = task("whole");
         assert_eq!((whole["shards"].as_u64(), whole["disk_bytes"].as_u64()), (Some(1), Some(0)));
         let on_disk = format!("--host-memory {} --disk-memory 16MiB --frozen-weights memory", self.host);

@@ -1,7 +1,7 @@
 //! A residual network with running statistics on images: the same bits whole, cut, on two devices, killed and resumed; evaluated
 //! from its written files.
 
-use crate::common::{fails, hydra, json, says, spawn, text, wait_for};
+use crate::common::{assert_evaluates_as_tested, fails, hydra, json, results, says, spawn, text, wait_for};
 use crate::convolutions::STRIPES;
 use serde_json::Value;
 use std::fs;
@@ -20,11 +20,6 @@ fn arguments(settings: &str, out: &Path) -> Vec<String> {
 fn run(settings: &str, out: &Path) -> Value {
     says(&arguments(settings, out).iter().map(String::as_str).collect::<Vec<_>>());
     json(&out.join("report.json"))["tasks"][0].clone()
-}
-
-/// The results that must not depend on devices and interruptions.
-fn results(task: &Value) -> [Value; 4] {
-    ["weights_sha256", "losses", "evaluations", "test"].map(|key| task[key].clone())
 }
 
 #[test]
@@ -69,11 +64,7 @@ fn what_it_learned_is_written_with_its_statistics_and_evaluated() {
         (&"I64".into(), &72u64.to_le_bytes()[..]),
         "two microbatches each"
     );
-    let said = says(&["eval", "--model", model, "--data", &STRIPES.1, "--devices", "cpu:1x1", "--json"]);
-    let said: Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(said["metrics"]["accuracy"], accuracy);
-    let (loss, tested) = (said["loss"].as_f64().unwrap(), task["test"]["loss"].as_f64().unwrap());
-    assert!((loss - tested).abs() <= 1e-5 * tested, "{loss} for {tested}");
+    assert_evaluates_as_tested(model, &STRIPES.1, &task);
 }
 
 #[test]

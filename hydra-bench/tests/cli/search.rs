@@ -258,6 +258,26 @@ fn wait_for_reports(dir: &Path, child: &mut Child, count: usize) {
     }
 }
 
+/// Starts a search that writes to `killed`, kills it when it has received this number of reports, and asserts that it goes on
+/// to the outcome of `whole`.
+fn assert_goes_on(search: &str, killed: &Path, whole: &Path, reports: usize) {
+    let all = search.split_whitespace().chain(["--out", killed.to_str().unwrap()]);
+    let mut child = spawn(&all.collect::<Vec<_>>(), Stdio::null());
+    wait_for_reports(killed, &mut child, reports);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let resumed = ["resume", killed.to_str().unwrap(), "--devices", "cpu:2x1", "--progress", "none"];
+    let output = hydra(&resumed).output().unwrap();
+    assert!(output.status.success(), "{search}: {}", String::from_utf8(output.stderr).unwrap());
+    assert_eq!(log(killed), log(whole), "{search}");
+    let done = |out: &Path| {
+        let done = outcome(out).into_iter().filter(|(_, (state, ..))| state == "done");
+        done.collect::<Vec<_>>()
+    };
+    assert!(!done(whole).is_empty());
+    assert_eq!(done(killed), done(whole), "{search}");
+}
+
 #[test]
 fn a_search_that_was_killed_goes_on_to_the_outcome_of_one_that_was_left_alone() {
     let root = TempDir::new().unwrap();
@@ -270,24 +290,7 @@ fn a_search_that_was_killed_goes_on_to_the_outcome_of_one_that_was_left_alone() 
         let (whole, killed) = (root.path().join(name), root.path().join(format!("{name}-killed")));
         let flags = format!("--search {method} --devices cpu:1x1 --checkpoint-every 2");
         search(&whole, &flags);
-        let all = COMMON
-            .split_whitespace()
-            .chain(flags.split_whitespace())
-            .chain(["--out", killed.to_str().unwrap()]);
-        let mut child = spawn(&all.collect::<Vec<_>>(), Stdio::null());
-        wait_for_reports(&killed, &mut child, reports);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let resumed = ["resume", killed.to_str().unwrap(), "--devices", "cpu:2x1", "--progress", "none"];
-        let output = hydra(&resumed).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8(output.stderr).unwrap());
-        assert_eq!(log(&killed), log(&whole), "{method}");
-        let hashes = |out: &Path| {
-            let done = outcome(out).into_iter().filter(|(_, (state, ..))| state == "done");
-            done.collect::<Vec<_>>()
-        };
-        assert!(!hashes(&whole).is_empty());
-        assert_eq!(hashes(&killed), hashes(&whole), "{method}");
+        assert_goes_on(&format!("{COMMON} {flags}"), &killed, &whole, reports);
     }
 }
 
@@ -365,22 +368,7 @@ fn stage_trees_have_one_outcome_on_other_devices_and_after_a_kill() {
         decays(&two, &format!("{flags} --devices cpu:2x1 --policy random --cuts 2,4"));
         assert_eq!(outcome(&whole), outcome(&two), "{method}");
         assert_eq!(log(&whole), log(&two), "{method}");
-        let all = format!("select {DECAYS} {flags} --devices cpu:1x1");
-        let all = all.split_whitespace().chain(["--out", killed.to_str().unwrap()]);
-        let mut child = spawn(&all.collect::<Vec<_>>(), Stdio::null());
-        wait_for_reports(&killed, &mut child, reports);
-        child.kill().unwrap();
-        child.wait().unwrap();
-        let resumed = ["resume", killed.to_str().unwrap(), "--devices", "cpu:2x1", "--progress", "none"];
-        let output = hydra(&resumed).output().unwrap();
-        assert!(output.status.success(), "{method}: {}", String::from_utf8(output.stderr).unwrap());
-        assert_eq!(log(&killed), log(&whole), "{method}");
-        let done = |out: &Path| {
-            let done = outcome(out).into_iter().filter(|(_, (state, ..))| state == "done");
-            done.collect::<Vec<_>>()
-        };
-        assert!(!done(&whole).is_empty());
-        assert_eq!(done(&killed), done(&whole), "{method}");
+        assert_goes_on(&format!("select {DECAYS} {flags} --devices cpu:1x1"), &killed, &whole, reports);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
 
 use super::source::numbers;
-use super::{Content, DataError};
+use super::{Content, DataError, ragged};
 
 /// Token ids cut into blocks of `context` tokens; a shorter remainder at the end is dropped. Cloning is cheap.
 ///
@@ -56,15 +56,7 @@ impl TokenBlocks {
         if tokens < context {
             return Err(DataError::TooFewTokens { name: name(), tokens, context });
         }
-        // Ids are stored as `i32`; no vocabulary comes near its largest value.
-        let fits = |id: u32| i32::try_from(id).is_ok() && (id as usize) < vocab_size;
-        match self.tokens.iter().position(|&id| !fits(id)) {
-            Some(position) => {
-                let id = self.tokens[position];
-                Err(DataError::TokenOutOfRange { name: name(), position, id, vocab_size })
-            }
-            None => Ok(()),
-        }
+        ragged::check(&self.name, &self.tokens, vocab_size)
     }
 
     /// The number of whole blocks, at least one.

@@ -34,6 +34,17 @@ impl Split {
         }
     }
 
+    /// Converts what each split has, in order.
+    ///
+    /// # Errors
+    /// The first one of `convert`.
+    pub(super) fn try_each<T, U, E>(
+        [train, validation, test]: [T; 3],
+        mut convert: impl FnMut(T) -> Result<U, E>,
+    ) -> Result<[U; 3], E> {
+        Ok([convert(train)?, convert(validation)?, convert(test)?])
+    }
+
     /// File stems accepted for this split.
     pub(super) fn stems(self) -> &'static [&'static str] {
         match self {

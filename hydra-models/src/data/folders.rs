@@ -131,14 +131,12 @@ pub(super) type BySplit = (Vec<String>, [Option<ByClass<PathBuf>>; 3]);
 pub(super) fn splits(directory: &Path, items: &ItemFiles, unread: &mut Unread) -> Result<BySplit, DataError> {
     unread.record_extra_entries(directory)?;
     let mut names: Option<Vec<String>> = None;
-    let splits = Split::ALL.map(|split| {
+    let splits = Split::try_each(Split::ALL, |split| {
         let Some(path) = of_split(directory, split) else { return Ok(None) };
         let found = classes(&path, items, unread)?;
         let names = names.get_or_insert_with(|| found.keys().cloned().collect());
         numbered(&path, found, names).map(Some)
-    });
-    let [train, validation, test] = splits;
-    let splits = [train?, validation?, test?];
+    })?;
     Ok((names.unwrap_or_default(), splits))
 }
 

@@ -1,7 +1,9 @@
 //! The data that `--data` names: a text or examples.
 
 use super::examples::Encoded;
-use super::{BlockSpec, Column, Corpus, DataError, ExampleFiles, Examples, LossOn, Packing, Split, Tally};
+use super::{
+    BlockSpec, Column, Corpus, DataError, ExampleFiles, Examples, LossOn, Packing, Split, Tally, ragged,
+};
 use crate::tokenizer::{Conventions, Tokenizer};
 use hydra_core::{Dataset, DatasetError};
 use std::path::Path;
@@ -126,16 +128,7 @@ impl TokenSource {
                 let spec = BlockSpec { context, vocab_size: form.vocabulary };
                 let blocks = |split: &Split| corpus.blocks(*split, form.tokenizer, spec);
                 let splits = as_content(splits.iter().map(blocks).collect::<Result<Vec<_>, _>>()?);
-                Ok(TokenSplits {
-                    items: "blocks",
-                    context,
-                    cut: Cut::default(),
-                    skipped: 0,
-                    unlearned: 0,
-                    packing: None,
-                    tally: Tally::default(),
-                    splits,
-                })
+                Ok(TokenSplits { items: "blocks", context, splits, ..TokenSplits::default() })
             }
             Self::Examples(files) => examples(files, splits, form),
         }
@@ -152,17 +145,13 @@ fn examples(files: &ExampleFiles, splits: &[Split], form: &TokenForm<'_>) -> Res
         tally.add(&encoded.tally);
         Examples::new(encoded.name, encoded.examples, if form.pack { row } else { longest }, form)
     };
-    let mut examples = encoded.into_iter().map(dataset).collect::<Result<Vec<_>, _>>()?;
-    let context = examples.iter().map(Examples::longest).max().unwrap_or(longest);
-    examples.iter_mut().for_each(|examples| examples.set_context(context));
-    let (items, packing) = match form.pack {
-        true => ("rows", examples.iter().map(Examples::packing).sum()),
-        false => ("examples", None),
-    };
-    let cut = examples.iter().map(|examples| examples.cut_by(form.context.example)).sum();
+    let examples = encoded.into_iter().map(dataset).collect::<Result<Vec<_>, _>>()?;
+    let packing = form.pack.then(|| examples.iter().filter_map(Examples::packing).sum());
     let skipped = examples.iter().map(Examples::skipped).sum();
     let unlearned = examples.iter().map(Examples::unlearned).sum();
-    Ok(TokenSplits { items, context, cut, skipped, unlearned, packing, tally, splits: as_content(examples) })
+    let items = if form.pack { "rows" } else { "examples" };
+    let splits = ragged::splits(items, examples, form.context.example);
+    Ok(TokenSplits { skipped, unlearned, packing, tally, ..splits })
 }
 
 pub(super) fn as_content<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Content>> {
@@ -170,7 +159,7 @@ pub(super) fn as_content<T: Content + 'static>(splits: Vec<T>) -> Vec<Arc<dyn Co
 }
 
 /// Datasets made from the splits of one source.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct TokenSplits {
     /// The plural name of an item.
     pub items: &'static str,

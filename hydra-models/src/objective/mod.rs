@@ -18,7 +18,7 @@ pub use regression::Regression;
 pub use single_label::{ACCURACY, SingleLabel, classification_loss};
 
 use burn::tensor::{Bool, FloatDType, Tensor};
-use hydra_core::ChainBuilder;
+use hydra_core::{Activation, ChainBuilder, Pass};
 use serde::{Deserialize, Serialize};
 
 /// What the outputs of a classifier mean, as in the `problem_type` of a Transformers `config.json`.
@@ -51,6 +51,15 @@ pub struct Labels {
     pub problem: ProblemType,
     /// The names of the classes in the data's order; of a regression, a name for each number of an item.
     pub names: Vec<String>,
+}
+
+/// The outputs, of this name in messages, and the labels, `F32` of one shape.
+fn operands(name: &str, outputs: &Activation, pass: &Pass) -> (Tensor<2>, Tensor<2>) {
+    let outputs = outputs.part(0).into_float::<2>().cast(FloatDType::F32);
+    let labels = pass.targets().part(0).into_float::<2>().cast(FloatDType::F32);
+    let (shape, found) = (outputs.dims(), labels.dims());
+    assert!(shape == found && shape[0] > 0, "expected a label for each of {shape:?} {name}, found {found:?}");
+    (outputs, labels)
 }
 
 /// Truth values as `F32` numbers, 0 and 1.

@@ -1,7 +1,7 @@
 //! Several classes for each item: binary cross-entropy, accuracy and F1.
 
-use super::{ClassCounts, numbers, ratio};
-use burn::tensor::{FloatDType, Tensor, activation};
+use super::{ClassCounts, numbers, operands, ratio};
+use burn::tensor::{Tensor, activation};
 use hydra_core::{Activation, Measures, Metric, Objective, Pass};
 
 /// Any number of the classes for each item. The last layer returns logits `[items, classes]`; part 0 of the targets is
@@ -16,22 +16,13 @@ pub struct MultiLabel {
     pub classes: usize,
 }
 
-/// The logits and the labels, `F32` of one shape.
-fn operands(outputs: &Activation, pass: &Pass) -> (Tensor<2>, Tensor<2>) {
-    let logits = outputs.part(0).into_float::<2>().cast(FloatDType::F32);
-    let labels = pass.targets().part(0).into_float::<2>().cast(FloatDType::F32);
-    let (shape, found) = (logits.dims(), labels.dims());
-    assert!(shape == found && shape[0] > 0, "expected a label for each of {shape:?} logits, found {found:?}");
-    (logits, labels)
-}
-
 impl Objective for MultiLabel {
     fn name(&self) -> String {
         format!("multi-label classification of {}", self.classes)
     }
 
     fn loss(&self, outputs: &Activation, pass: &Pass) -> Tensor<1> {
-        let (logits, labels) = operands(outputs, pass);
+        let (logits, labels) = operands("logits", outputs, pass);
         let there = activation::log_sigmoid(logits.clone()) * labels.clone();
         let absent = activation::log_sigmoid(logits.neg()) * (labels.neg() + 1.0);
         (there + absent).mean_dim(1).mean_dim(0).reshape([1]).neg()
@@ -42,7 +33,7 @@ impl Objective for MultiLabel {
     }
 
     fn measure(&self, outputs: &Activation, pass: &Pass) -> Measures {
-        let (logits, labels) = operands(outputs, pass);
+        let (logits, labels) = operands("logits", outputs, pass);
         let predicted = numbers(logits.greater_elem(0.0));
         let wrong = (predicted.clone() - labels.clone()).abs().sum_dim(1);
         let right = numbers(wrong.equal_elem(0.0)).sum_dim(0).reshape([1]);

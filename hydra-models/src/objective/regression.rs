@@ -1,7 +1,7 @@
 //! Numbers for each item: the squared error and correlations.
 
-use super::ratio;
-use burn::tensor::{FloatDType, Tensor};
+use super::{operands, ratio};
+use burn::tensor::Tensor;
 use hydra_core::{Activation, Measures, Metric, Objective, Pass};
 
 /// Numbers for each item. The last layer returns predictions `[items, numbers]`; part 0 of the targets is the labels of
@@ -16,25 +16,13 @@ pub struct Regression {
     pub numbers: usize,
 }
 
-/// The predictions and the labels, `F32` of one shape.
-fn operands(outputs: &Activation, pass: &Pass) -> (Tensor<2>, Tensor<2>) {
-    let predicted = outputs.part(0).into_float::<2>().cast(FloatDType::F32);
-    let labels = pass.targets().part(0).into_float::<2>().cast(FloatDType::F32);
-    let (shape, found) = (predicted.dims(), labels.dims());
-    assert!(
-        shape == found && shape[0] > 0,
-        "expected a label for each of {shape:?} predictions, found {found:?}"
-    );
-    (predicted, labels)
-}
-
 impl Objective for Regression {
     fn name(&self) -> String {
         format!("regression of {}", self.numbers)
     }
 
     fn loss(&self, outputs: &Activation, pass: &Pass) -> Tensor<1> {
-        let (predicted, labels) = operands(outputs, pass);
+        let (predicted, labels) = operands("predictions", outputs, pass);
         let error = predicted - labels;
         (error.clone() * error).mean_dim(1).mean_dim(0).reshape([1])
     }
@@ -44,7 +32,7 @@ impl Objective for Regression {
     }
 
     fn measure(&self, outputs: &Activation, pass: &Pass) -> Measures {
-        let (predicted, labels) = operands(outputs, pass);
+        let (predicted, labels) = operands("predictions", outputs, pass);
         Measures { sums: None, rows: Some(Tensor::cat(vec![predicted, labels], 1)) }
     }
 

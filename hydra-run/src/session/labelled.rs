@@ -184,18 +184,22 @@ impl LabelReader {
         Ok(labels)
     }
 
-    /// Reads rows to classify for a model that [is a classifier](Self::as_trained).
-    pub(super) fn rows(&self, rows: &InputRows, model: &dyn Model) -> Result<(LabelledTexts, Vec<String>)> {
-        let form = LabelForm {
+    /// The form of the data for a model, which has these numbers of the data's labels.
+    fn form<'a>(&'a self, model: &dyn Model, numbers: &'a [i32]) -> LabelForm<'a> {
+        LabelForm {
             tokenizer: &self.tokenizer,
             context: self.context,
             vocabulary: self.vocabulary,
             padding: model.padding(),
             token_types: model.has_token_types(),
-            numbers: &[],
+            numbers,
             outputs: model.classes().map_or(0, |classes| classes.count()),
-        };
-        let texts = unlabelled(rows, &form)?;
+        }
+    }
+
+    /// Reads rows to classify for a model that [is a classifier](Self::as_trained).
+    pub(super) fn rows(&self, rows: &InputRows, model: &dyn Model) -> Result<(LabelledTexts, Vec<String>)> {
+        let texts = unlabelled(rows, &self.form(model, &[]))?;
         let (name, cut) = (rows.path().display().to_string(), texts.cut_by(self.context));
         let cut = note_of_truncated((&name, "text"), cut, "", self.context, self.positions);
         // Adapters have the weights of the head that the model's files do not have.
@@ -289,16 +293,7 @@ impl LabelReader {
         let before = model.head().filter(|head| head.is_classifier()).map(HeadConfig::classes);
         self.pad(model)?;
         let numbers = self.numbers(labels, model).with_context(unfit)?;
-        let form = LabelForm {
-            tokenizer: &self.tokenizer,
-            context: self.context,
-            vocabulary: self.vocabulary,
-            padding: model.padding(),
-            token_types: model.has_token_types(),
-            numbers: &numbers,
-            outputs: model.classes().map_or(0, |classes| classes.count()),
-        };
-        let read = source.splits(splits, &form)?;
+        let read = source.splits(splits, &self.form(model, &numbers))?;
         let name = source.name();
         let notes = [
             Some(note_of_labels(name, labels.problem, &labels.names)),

@@ -191,6 +191,15 @@ pub enum MastersPart {
     Moment(usize),
 }
 
+/// What a reader sees of a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ViewOf {
+    /// The parameters as they are promoted: all, or some elements of this many bytes each.
+    Promoted(Option<(Range<usize>, usize)>),
+    /// A part of the master weights: all of it, or some elements.
+    Masters(MastersPart, Option<Range<usize>>),
+}
+
 /// The parameters of a buffer, or another part of its master weights, at one version. It counts as a reader
 /// until `bytes` and all clones and slices of them are dropped.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@
 //! the result.
 
 use super::slots::{self, Content, Slots};
-use super::{InPlaceParams, MastersPart, Rewrite, Writer, check, overwrite, rewrite_whole};
+use super::{InPlaceParams, MastersPart, Rewrite, ViewOf, Writer, check, overwrite, rewrite_whole};
 use crate::{
     BudgetError, DeviceLink, Floats, LinkError, Masters, Moment, ParamBufferId, ParamBufferView,
     ParamBufferWriter,
@@ -49,15 +49,21 @@ pub struct DeviceNarrow {
 }
 
 impl DeviceMasters {
-    /// Some elements of a part.
-    fn part(&self, part: MastersPart, elements: Range<usize>) -> DeviceBytes {
-        match part {
-            MastersPart::Params => {
-                self.params.slice(elements.start * size_of::<f32>()..elements.end * size_of::<f32>())
+    /// The bytes that a reader sees.
+    fn part(&self, of: ViewOf) -> DeviceBytes {
+        let some = |bytes: &DeviceBytes, elements: Range<usize>, each: usize| {
+            bytes.slice(elements.start * each..elements.end * each)
+        };
+        match of {
+            ViewOf::Promoted(None) => self.moving().clone(),
+            ViewOf::Promoted(Some((elements, each))) => some(self.moving(), elements, each),
+            ViewOf::Masters(MastersPart::Params, None) => self.params.clone(),
+            ViewOf::Masters(MastersPart::Params, Some(elements)) => {
+                some(&self.params, elements, size_of::<f32>())
             }
-            MastersPart::Moment(moment) => {
+            ViewOf::Masters(MastersPart::Moment(moment), elements) => {
                 let DeviceMoment { bytes, layout } = &self.moments[moment];
-                bytes.slice(layout.bytes_of(elements))
+                elements.map_or(bytes.clone(), |elements| bytes.slice(layout.bytes_of(elements)))
             }
         }
     }
@@ -132,20 +138,6 @@ impl DeviceResidentStore {
         self.resident.get().filter(|resident| resident.buffers.contains(&id))
     }
 
-    /// Downloads a copy of a part of the master weights.
-    fn view(
-        &self,
-        resident: &DeviceResident,
-        id: ParamBufferId,
-        of: impl FnOnce(&DeviceMasters) -> DeviceBytes,
-    ) -> Result<ParamBufferView, SpillError> {
-        let (part, lease, version) = slots::slot(&self.slots, id, |slot| {
-            slot.content.read(id).map(|(masters, lease)| (of(masters), lease, slot.version))
-        })?;
-        let bytes = resident.link.download(&part)?;
-        Ok(ParamBufferView { bytes: leased(bytes, lease), version })
-    }
-
     /// Returns master weights that were taken out.
     fn put_back(&self, id: ParamBufferId) -> impl FnOnce(Content<DeviceMasters>, bool) + use<> {
         let slots = self.slots.clone();
@@ -218,39 +210,13 @@ impl TierStore for DeviceResidentStore {
         )
     }
 
-    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        let Some(resident) = self.resident_device(id) else { return self.below.read(id) };
-        self.view(resident, id, |masters| masters.moving().clone())
-    }
-
-    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        let Some(resident) = self.resident_device(id) else { return self.below.read_masters(id) };
-        self.view(resident, id, |masters| masters.params.clone())
-    }
-
-    fn read_part(
-        &self,
-        id: ParamBufferId,
-        part: MastersPart,
-        elements: Range<usize>,
-    ) -> Result<ParamBufferView, SpillError> {
-        let Some(resident) = self.resident_device(id) else {
-            return self.below.read_part(id, part, elements);
-        };
-        self.view(resident, id, |masters| masters.part(part, elements))
-    }
-
-    fn read_promoted(
-        &self,
-        id: ParamBufferId,
-        elements: Range<usize>,
-        each: usize,
-    ) -> Result<ParamBufferView, SpillError> {
-        let Some(resident) = self.resident_device(id) else {
-            return self.below.read_promoted(id, elements, each);
-        };
-        let bytes = elements.start * each..elements.end * each;
-        self.view(resident, id, |masters| masters.moving().slice(bytes))
+    fn view(&self, id: ParamBufferId, of: ViewOf) -> Result<ParamBufferView, SpillError> {
+        let Some(resident) = self.resident_device(id) else { return self.below.view(id, of) };
+        let (part, lease, version) = slots::slot(&self.slots, id, |slot| {
+            slot.content.read(id).map(|(masters, lease)| (masters.part(of), lease, slot.version))
+        })?;
+        let bytes = resident.link.download(&part)?;
+        Ok(ParamBufferView { bytes: leased(bytes, lease), version })
     }
 
     fn write_pieces(&self, id: ParamBufferId, rewrite: &mut Rewrite<'_>) -> Result<(), SpillError> {

@@ -11,9 +11,9 @@
 //! All reads and writes pass through host memory that is reserved in a separate budget. Master weights that
 //! are rewritten piece by piece are never entirely in host memory.
 
-use super::scratch::{DiskTraffic, FileSlot, Part, Positioned, Scratch, Shape, Stored, scratch_file};
+use super::scratch::{DiskTraffic, FileSlot, Positioned, Scratch, Shape, Stored, scratch_file};
 use super::slots::{self, Content, Slot, Slots};
-use super::{InPlaceParams, MastersPart, PIECE, Rewrite, check};
+use super::{InPlaceParams, MastersPart, PIECE, Rewrite, ViewOf, check};
 use crate::{
     Budget, Masters, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Reservation,
     SpillError, TierStore,
@@ -127,28 +127,6 @@ impl DiskStore {
     ) -> Result<Reservation, SpillError> {
         let working = self.working.as_ref().unwrap_or(&place.scratch.working);
         Ok(working.reserve(bytes, id.to_string())?)
-    }
-
-    /// Returns a view of a part of a buffer, or of some of its elements.
-    fn view(
-        &self,
-        id: ParamBufferId,
-        of: impl FnOnce(&Shape) -> Part,
-        elements: Option<Range<usize>>,
-    ) -> Result<ParamBufferView, SpillError> {
-        let (place, stored, lease, version) = slots::slot(&self.slots, id, |slot| {
-            let (stored, lease) = slot.content.read(id)?;
-            Ok((slot.place.clone(), stored.clone(), lease, slot.version))
-        })?;
-        let part = of(&stored.shape);
-        let elements = elements.unwrap_or(0..stored.shape.len());
-        let read = place.covering(&elements, &stored.shape);
-        let (whole, some) = (part.bytes_of(read.clone()), part.bytes_of(elements));
-        let reservation = self.reserve_working(&place, id, whole.len() as u64)?;
-        let bytes = Bytes::from_owner(place.view(id, &stored, &part, read)?);
-        let [start, end] = [some.start, some.end].map(|at| at - whole.start);
-        let bytes = leased(bytes, Arc::new((reservation, lease))).slice(start..end);
-        Ok(ParamBufferView { bytes, version })
     }
 
     /// Takes the master weights out, with the memory that they are in.
@@ -282,39 +260,26 @@ impl TierStore for DiskStore {
         })
     }
 
-    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        if self.holds(id) { self.view(id, Shape::moving, None) } else { self.below.read(id) }
-    }
-
-    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        match self.holds(id) {
-            true => self.view(id, |shape| shape.part(MastersPart::Params), None),
-            false => self.below.read_masters(id),
+    fn view(&self, id: ParamBufferId, of: ViewOf) -> Result<ParamBufferView, SpillError> {
+        if !self.holds(id) {
+            return self.below.view(id, of);
         }
-    }
-
-    fn read_part(
-        &self,
-        id: ParamBufferId,
-        part: MastersPart,
-        elements: Range<usize>,
-    ) -> Result<ParamBufferView, SpillError> {
-        match self.holds(id) {
-            true => self.view(id, |shape| shape.part(part), Some(elements)),
-            false => self.below.read_part(id, part, elements),
-        }
-    }
-
-    fn read_promoted(
-        &self,
-        id: ParamBufferId,
-        elements: Range<usize>,
-        each: usize,
-    ) -> Result<ParamBufferView, SpillError> {
-        match self.holds(id) {
-            true => self.view(id, Shape::moving, Some(elements)),
-            false => self.below.read_promoted(id, elements, each),
-        }
+        let (place, stored, lease, version) = slots::slot(&self.slots, id, |slot| {
+            let (stored, lease) = slot.content.read(id)?;
+            Ok((slot.place.clone(), stored.clone(), lease, slot.version))
+        })?;
+        let (part, elements) = match of {
+            ViewOf::Promoted(elements) => (stored.shape.moving(), elements.map(|(elements, _)| elements)),
+            ViewOf::Masters(part, elements) => (stored.shape.part(part), elements),
+        };
+        let elements = elements.unwrap_or(0..stored.shape.len());
+        let read = place.covering(&elements, &stored.shape);
+        let (whole, some) = (part.bytes_of(read.clone()), part.bytes_of(elements));
+        let reservation = self.reserve_working(&place, id, whole.len() as u64)?;
+        let bytes = Bytes::from_owner(place.view(id, &stored, &part, read)?);
+        let [start, end] = [some.start, some.end].map(|at| at - whole.start);
+        let bytes = leased(bytes, Arc::new((reservation, lease))).slice(start..end);
+        Ok(ParamBufferView { bytes, version })
     }
 
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {

@@ -1,10 +1,9 @@
 //! The tier of buffers in ordinary host memory.
 
 use super::slots::{self, Content, Slots};
-use super::{InPlaceParams, MastersPart, TierStore, check};
+use super::{InPlaceParams, MastersPart, Moment, TierStore, ViewOf, check};
 use crate::{Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation, SpillError};
 use bytes::Bytes;
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Buffers in ordinary host memory.
@@ -16,15 +15,29 @@ pub struct DramStore {
 
 /// A view of a part of the master weights. The lease is released last, because fields are dropped in this
 /// order.
-struct View<F> {
+struct View {
     masters: Arc<Masters>,
-    of: F,
+    of: ViewOf,
     _lease: Arc<()>,
 }
 
-impl<F: Fn(&Masters) -> &[u8]> AsRef<[u8]> for View<F> {
+impl AsRef<[u8]> for View {
     fn as_ref(&self) -> &[u8] {
-        (self.of)(&self.masters)
+        let Masters { params, narrow, moments, .. } = &*self.masters;
+        let moving: &[u8] = narrow.as_ref().map_or(params.as_ref(), AsRef::as_ref);
+        match &self.of {
+            ViewOf::Promoted(None) => moving,
+            ViewOf::Promoted(Some((elements, each))) => &moving[elements.start * each..elements.end * each],
+            ViewOf::Masters(MastersPart::Params, None) => params.as_ref(),
+            ViewOf::Masters(MastersPart::Params, Some(elements)) => {
+                bytemuck::cast_slice(&params[elements.clone()])
+            }
+            ViewOf::Masters(MastersPart::Moment(moment), elements) => {
+                let Moment { words, layout } = &moments[*moment];
+                let bytes: &[u8] = bytemuck::cast_slice(words);
+                elements.clone().map_or(bytes, |elements| &bytes[layout.bytes_of(elements)])
+            }
+        }
     }
 }
 
@@ -37,21 +50,6 @@ impl DramStore {
     /// Returns an empty store.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    fn view(
-        &self,
-        id: ParamBufferId,
-        of: impl Fn(&Masters) -> &[u8] + Send + 'static,
-    ) -> Result<ParamBufferView, SpillError> {
-        slots::slot(&self.slots, id, |slot| {
-            let (masters, lease) = slot.content.read(id)?;
-            if masters.files.is_some() {
-                return Err(SpillError::InPlace { buffer: id });
-            }
-            let view = View { masters: masters.clone(), of, _lease: lease };
-            Ok(ParamBufferView { bytes: Bytes::from_owner(view), version: slot.version })
-        })
     }
 }
 
@@ -66,26 +64,14 @@ impl TierStore for DramStore {
         slots::insert(&self.slots, id, Arc::new(masters.with_zeros()), vec![reservation])
     }
 
-    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        self.view(id, |masters| masters.narrow.as_ref().map_or(masters.params.as_ref(), AsRef::as_ref))
-    }
-
-    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        self.view(id, |masters| masters.params.as_ref())
-    }
-
-    fn read_part(
-        &self,
-        id: ParamBufferId,
-        part: MastersPart,
-        elements: Range<usize>,
-    ) -> Result<ParamBufferView, SpillError> {
-        self.view(id, move |masters| match part {
-            MastersPart::Params => bytemuck::cast_slice(&masters.params[elements.clone()]),
-            MastersPart::Moment(moment) => {
-                let moment = &masters.moments[moment];
-                &bytemuck::cast_slice(&moment.words)[moment.layout.bytes_of(elements.clone())]
+    fn view(&self, id: ParamBufferId, of: ViewOf) -> Result<ParamBufferView, SpillError> {
+        slots::slot(&self.slots, id, |slot| {
+            let (masters, lease) = slot.content.read(id)?;
+            if masters.files.is_some() {
+                return Err(SpillError::InPlace { buffer: id });
             }
+            let view = View { masters: masters.clone(), of, _lease: lease };
+            Ok(ParamBufferView { bytes: Bytes::from_owner(view), version: slot.version })
         })
     }
 

@@ -26,7 +26,8 @@ mod shared;
 mod slots;
 
 pub use buffer::{
-    Masters, MastersPart, Moment, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Writer,
+    Masters, MastersPart, Moment, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, ViewOf,
+    Writer,
 };
 pub use device_resident::{DeviceMasters, DeviceMoment, DeviceNarrow, DeviceResidentStore, DeviceWriter};
 pub use disk::DiskStore;
@@ -54,16 +55,27 @@ pub trait TierStore: Send + Sync {
     fn insert(&self, id: ParamBufferId, masters: Masters, reservation: Reservation)
     -> Result<(), SpillError>;
 
+    /// Reads a part of a buffer; the methods below name each. Concurrent readers are allowed. Errors are those of
+    /// [`read`](Self::read).
+    ///
+    /// # Panics
+    /// If the buffer has no such part or elements.
+    fn view(&self, id: ParamBufferId, of: ViewOf) -> Result<ParamBufferView, SpillError>;
+
     /// Reads the parameters as they are promoted: rounded if the master weights have a rounded copy.
     /// Concurrent readers are allowed.
     ///
     /// # Errors
     /// [`SpillError::BufferMissing`], or [`SpillError::BufferBusy`] while a writer is out.
-    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError>;
+    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
+        self.view(id, ViewOf::Promoted(None))
+    }
 
     /// Reads the parameters of the master weights, `f32`; otherwise like [`read`](Self::read). Errors are
     /// those of [`read`](Self::read).
-    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError>;
+    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
+        self.view(id, ViewOf::Masters(MastersPart::Params, None))
+    }
 
     /// Reads some elements of a part of the master weights: `f32`, or those [bytes](MomentLayout::bytes_of) of a moment;
     /// otherwise like [`read`](Self::read). Errors are those of [`read`](Self::read).
@@ -75,7 +87,9 @@ pub trait TierStore: Send + Sync {
         id: ParamBufferId,
         part: MastersPart,
         elements: Range<usize>,
-    ) -> Result<ParamBufferView, SpillError>;
+    ) -> Result<ParamBufferView, SpillError> {
+        self.view(id, ViewOf::Masters(part, Some(elements)))
+    }
 
     /// Reads some elements of the parameters as they are promoted, of `each` bytes; otherwise like [`read`](Self::read).
     /// Errors are those of [`read`](Self::read).
@@ -88,8 +102,7 @@ pub trait TierStore: Send + Sync {
         elements: Range<usize>,
         each: usize,
     ) -> Result<ParamBufferView, SpillError> {
-        let ParamBufferView { bytes, version } = self.read(id)?;
-        Ok(ParamBufferView { bytes: bytes.slice(elements.start * each..elements.end * each), version })
+        self.view(id, ViewOf::Promoted(Some((elements, each))))
     }
 
     /// Takes the master weights out for writing in place.

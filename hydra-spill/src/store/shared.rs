@@ -3,7 +3,7 @@
 //! Readers use the id that the buffer would have if it belonged to the task alone. An id is discarded like a
 //! buffer, and the last one removes the bytes. Shared buffers are never written, so readers never wait.
 
-use super::{InPlaceParams, MastersPart, Rewrite, SpillError, TierStore};
+use super::{InPlaceParams, MastersPart, Rewrite, SpillError, TierStore, ViewOf};
 use crate::{DeviceWriter, Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation};
 use hydra_core::{DeviceBytes, FileVersion, with_causes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -145,30 +145,8 @@ impl TierStore for SharedStore {
         self.below.insert(self.own(id)?, masters, reservation)
     }
 
-    fn read(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        self.below.read(self.identity(id))
-    }
-
-    fn read_masters(&self, id: ParamBufferId) -> Result<ParamBufferView, SpillError> {
-        self.below.read_masters(self.identity(id))
-    }
-
-    fn read_part(
-        &self,
-        id: ParamBufferId,
-        part: MastersPart,
-        elements: Range<usize>,
-    ) -> Result<ParamBufferView, SpillError> {
-        self.below.read_part(self.identity(id), part, elements)
-    }
-
-    fn read_promoted(
-        &self,
-        id: ParamBufferId,
-        elements: Range<usize>,
-        each: usize,
-    ) -> Result<ParamBufferView, SpillError> {
-        self.below.read_promoted(self.identity(id), elements, each)
+    fn view(&self, id: ParamBufferId, of: ViewOf) -> Result<ParamBufferView, SpillError> {
+        self.below.view(self.identity(id), of)
     }
 
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {

@@ -2,42 +2,28 @@
 
 use super::encode::Example;
 use super::pack;
-use crate::data::source::{mean_units, numbers};
-use crate::data::{Content, Cut, DataError, TokenForm};
+use crate::data::ragged::{Layout, MARK, RaggedDataset, RaggedItems, RaggedTokens, check, range};
+use crate::data::source::numbers;
+use crate::data::{DataError, TokenForm};
 use crate::ops::IGNORED;
-use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
-use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
+use hydra_core::Batch;
 
-/// The bit of a stored id that marks a loss target; ids are below it.
-const COUNTS: u32 = 1 << 31;
-
-/// Examples of up to `context` tokens. Cloning is cheap.
+/// Examples of up to `context` tokens.
 ///
-/// As a [`Dataset`] an item is one example, or a row of several if they are packed. A batch is one row of all its
-/// tokens, one example after the other, without padding: its inputs are the ids `[1, tokens]` and each token's position
-/// in its example `[1, tokens]`. Its targets are the ids of loss targets and [`IGNORED`] elsewhere; the loss shifts
+/// As a [`Dataset`](hydra_core::Dataset) an item is one example, or a row of several if they are packed. A batch is one row
+/// of all its tokens, one example after the other, without padding: its inputs are the ids `[1, tokens]` and each token's
+/// position in its example `[1, tokens]`. Its targets are the ids of loss targets and [`IGNORED`] elsewhere; the loss shifts
 /// them, so it is a mean over all loss targets of the batch, and an example's first token is never one.
-#[derive(Clone)]
-pub struct Examples {
-    name: Arc<str>,
-    /// Maximum tokens of an item.
-    context: usize,
-    /// The id that fills the largest batch beyond its items' tokens.
-    filler: u32,
-    /// All ids, one example after the other.
-    ids: Arc<[u32]>,
-    /// The end offset of each example in `ids`.
-    ends: Arc<[u32]>,
+pub type Examples = RaggedDataset<ExampleRows>;
+
+/// The rows of [`Examples`]. The stored ids of loss targets are marked.
+pub struct ExampleRows {
     /// Example indices, row by row.
-    rows: Arc<[u32]>,
+    rows: Vec<u32>,
     /// The end offset of each row in `rows`.
-    row_ends: Arc<[u32]>,
-    /// Whether a row may hold several examples.
-    packed: bool,
-    /// Length of each given example before truncation.
-    lengths: Arc<[u32]>,
+    row_ends: Vec<u32>,
+    /// How full the rows are, if one may hold several examples.
+    packing: Option<Packing>,
     /// Examples dropped because of the context.
     skipped: usize,
     /// Examples without loss targets.
@@ -55,97 +41,66 @@ impl Examples {
         if form.context.example < 2 {
             return Err(DataError::ContextTooShort { context: form.context.example });
         }
-        let too_many = || DataError::TooManyTokens { name: name.clone() };
-        let of_32 = |tokens: usize| u32::try_from(tokens).map_err(|_| too_many());
-        let lengths =
-            examples.iter().map(|example| of_32(example.tokens)).collect::<Result<Arc<[u32]>, _>>()?;
+        let (given, mut tokens) = (examples.len(), RaggedTokens::default());
+        tokens.set_lengths(examples.iter().map(|example| example.tokens), &name)?;
         let unlearned = examples.iter().filter(|example| !example.learned).count();
-        let (mut ids, mut ends) = (Vec::new(), Vec::new());
         for example in examples.into_iter().filter(|example| loss_targets(&example.counts) > 0) {
             check(&name, &example.ids, form.vocabulary)?;
-            let counts = example.counts.into_iter().map(|counts| if counts { COUNTS } else { 0 });
-            ids.extend(example.ids.into_iter().zip(counts).map(|(id, counts)| id | counts));
-            ends.push(of_32(ids.len())?);
+            let marked = |(id, counts): (u32, bool)| if counts { id | MARK } else { id };
+            tokens.push(example.ids.into_iter().zip(example.counts).map(marked), &name)?;
         }
-        if ends.is_empty() {
-            let (examples, context) = (lengths.len(), form.context.example);
-            let cut_at = Some(context).filter(|_| unlearned < examples);
-            return Err(DataError::NothingToLearn { name, examples, cut_at });
+        let kept = tokens.ends.len();
+        if kept == 0 {
+            let cut_at = Some(form.context.example).filter(|_| unlearned < given);
+            return Err(DataError::NothingToLearn { name, examples: given, cut_at });
         }
         let filler = form.conventions.end.unwrap_or(0);
-        let skipped = lengths.len() - ends.len() - unlearned;
-        let (rows, row_ends) = rows(&ends, context, form.pack);
-        Ok(Self {
-            name: name.into(),
-            context,
-            filler,
-            ids: ids.into(),
-            ends: ends.into(),
-            rows: rows.into(),
-            row_ends: row_ends.into(),
-            packed: form.pack,
-            lengths,
-            skipped,
-            unlearned,
-        })
+        let (rows, row_ends) = rows(&tokens.ends, context, form.pack);
+        let packing = Packing { examples: kept, rows: row_ends.len(), tokens: tokens.ids.len() };
+        let (packing, skipped) = (form.pack.then_some(packing), given - kept - unlearned);
+        let items = ExampleRows { rows, row_ends, packing, skipped, unlearned };
+        Ok(Self::of_tokens(name, filler, tokens, items))
     }
 
     /// How full the rows are, if examples are packed.
     pub fn packing(&self) -> Option<Packing> {
-        let (examples, rows) = (self.ends.len(), self.row_ends.len());
-        self.packed.then(|| Packing { examples, rows, tokens: self.ids.len() })
+        self.items.packing
     }
 
     /// Examples without a loss target within the context; they are not items.
     pub fn skipped(&self) -> usize {
-        self.skipped
+        self.items.skipped
     }
 
     /// Examples without a loss target at any context; they are not items.
     pub fn unlearned(&self) -> usize {
-        self.unlearned
+        self.items.unlearned
+    }
+}
+
+impl RaggedItems for ExampleRows {
+    fn parts(&self, _sequences: usize) -> usize {
+        self.row_ends.len()
     }
 
-    /// Sets the maximum length of items of this dataset and of others of its task; it is at least the
-    /// [longest](Self::longest).
-    pub(in crate::data) fn set_context(&mut self, context: usize) {
-        assert!(context >= self.longest());
-        self.context = context;
+    fn sequences(&self, row: usize) -> impl Iterator<Item = usize> {
+        self.rows[range(&self.row_ends, row)].iter().map(|example| *example as usize)
     }
 
-    /// The length of the longest item in tokens.
-    pub fn longest(&self) -> usize {
-        (0..self.row_ends.len()).map(|row| self.row(row).map(<[u32]>::len).sum()).max().unwrap_or(0)
+    fn complete(&self, batch: &mut Batch, layout: &Layout<'_>, _items: &[usize]) {
+        let targets = layout.each_token(IGNORED, |_, at, offset| {
+            let id = layout.stored[offset];
+            // The end of one example does not predict the start of the next.
+            if at > 0 && id & MARK != 0 { (id & !MARK) as i32 } else { IGNORED }
+        });
+        batch.loss_targets = targets.iter().filter(|target| **target != IGNORED).count();
+        batch.targets.parts.push(layout.row(targets));
     }
 
-    /// The batch of these items, each with an extra example of `more` tokens without loss targets.
-    fn batch_with(&self, items: &[usize], more: impl Fn(usize) -> usize) -> Result<Batch, DatasetError> {
-        let (len, mut row) = (self.len(), Row::default());
-        for &index in items {
-            if index >= len {
-                return Err(DatasetError::OutOfRange { dataset: self.name.to_string(), index, len });
-            }
-            let before = row.ids.len();
-            self.row(index).for_each(|example| row.write(example));
-            row.fill(more(row.ids.len() - before), self.filler);
-        }
-        let (loss_targets, tokens) = (row.loss_targets(), row.ids.len());
-        let Row { ids, targets, positions, units } = row;
-        let of = |ids| HostTensor::int(ids, [1, tokens]);
-        let inputs = HostActivation { parts: vec![of(ids), of(positions)] };
-        Ok(Batch {
-            inputs,
-            targets: HostActivation::of(of(targets)),
-            items: items.len(),
-            loss_targets,
-            units,
-        })
-    }
-
-    /// The stored ids of the examples of a row; loss targets carry [`COUNTS`].
-    fn row(&self, row: usize) -> impl Iterator<Item = &[u32]> {
-        let examples = &self.rows[range(&self.row_ends, row)];
-        examples.iter().map(|example| &self.ids[range(&self.ends, *example as usize)])
+    fn content(&self, tokens: &RaggedTokens, to: &mut dyn FnMut(&[u8])) {
+        let lists: [&[u32]; 4] = [&tokens.ids, &tokens.ends, &self.rows, &self.row_ends];
+        // Without packing the rows follow from the examples.
+        numbers(&lists[..if self.packing.is_some() { 4 } else { 2 }], to);
     }
 }
 
@@ -170,12 +125,6 @@ impl std::iter::Sum for Packing {
     }
 }
 
-/// The range of a part, given the parts' end offsets.
-pub(in crate::data) fn range(ends: &[u32], part: usize) -> Range<usize> {
-    let start = part.checked_sub(1).map_or(0, |before| ends[before]);
-    start as usize..ends[part] as usize
-}
-
 /// The rows of the examples with these end offsets, and the end offset of each row.
 fn rows(ends: &[u32], context: usize, pack: bool) -> (Vec<u32>, Vec<u32>) {
     if !pack {
@@ -191,125 +140,18 @@ fn rows(ends: &[u32], context: usize, pack: bool) -> (Vec<u32>, Vec<u32>) {
     (rows.concat(), ends.collect())
 }
 
-/// A batch under construction, one example after the other.
-#[derive(Default)]
-struct Row {
-    ids: Vec<i32>,
-    targets: Vec<i32>,
-    /// Each token's position in its example.
-    positions: Vec<i32>,
-    units: usize,
-}
-
-impl Row {
-    /// Appends an example of stored ids.
-    fn write(&mut self, marked: &[u32]) {
-        let first = self.ids.len();
-        self.units += marked.len();
-        // The constructor checked that ids fit.
-        self.ids.extend(marked.iter().map(|id| (id & !COUNTS) as i32));
-        self.targets
-            .extend(marked.iter().map(|id| if id & COUNTS != 0 { (id & !COUNTS) as i32 } else { IGNORED }));
-        if let Some(target) = self.targets.get_mut(first) {
-            // The end of one example does not predict the start of the next.
-            *target = IGNORED;
-        }
-        self.positions.extend(0..marked.len() as i32);
-    }
-
-    /// Appends an example of this many tokens without loss targets.
-    fn fill(&mut self, tokens: usize, filler: u32) {
-        let end = self.ids.len() + tokens;
-        self.ids.resize(end, filler as i32);
-        self.targets.resize(end, IGNORED);
-        self.positions.extend(0..tokens as i32);
-    }
-
-    /// The number of loss targets.
-    fn loss_targets(&self) -> usize {
-        self.targets.iter().filter(|target| **target != IGNORED).count()
-    }
-}
-
 /// The number of loss targets; the first token is never one.
 pub(super) fn loss_targets(counts: &[bool]) -> usize {
     counts.iter().skip(1).filter(|counts| **counts).count()
-}
-
-/// Rejects ids outside the vocabulary.
-pub(in crate::data) fn check(name: &str, ids: &[u32], vocab_size: usize) -> Result<(), DataError> {
-    let fits = |id: &u32| i32::try_from(*id).is_ok() && (*id as usize) < vocab_size;
-    match ids.iter().position(|id| !fits(id)) {
-        Some(position) => {
-            Err(DataError::TokenOutOfRange { name: name.to_owned(), position, id: ids[position], vocab_size })
-        }
-        None => Ok(()),
-    }
-}
-
-impl Dataset for Examples {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn len(&self) -> usize {
-        self.row_ends.len()
-    }
-
-    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        self.batch_with(items, |_| 0)
-    }
-
-    fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
-        let first: Vec<usize> = (0..items.min(self.len())).collect();
-        let units = mean_units(self.ids.len(), self.len(), first.len());
-        Ok(Batch { units, ..self.batch_with(&first, |tokens| self.context - tokens)? })
-    }
-
-    fn mean_part(&self) -> f64 {
-        self.ids.len() as f64 / (self.len() * self.context) as f64
-    }
-
-    fn unit(&self) -> &'static str {
-        "tokens"
-    }
-}
-
-impl Content for Examples {
-    fn content(&self, to: &mut dyn FnMut(&[u8])) -> Result<(), DatasetError> {
-        let lists: [&[u32]; 4] = [&self.ids, &self.ends, &self.rows, &self.row_ends];
-        // Without packing the rows follow from the examples.
-        numbers(&lists[..if self.packed { 4 } else { 2 }], to);
-        Ok(())
-    }
-
-    fn units(&self) -> usize {
-        self.ids.len()
-    }
-
-    fn cut_by(&self, context: usize) -> Cut {
-        Cut::measure(&self.lengths, context)
-    }
-}
-
-impl fmt::Debug for Examples {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Examples")
-            .field("name", &self.name)
-            .field("examples", &self.ends.len())
-            .field("tokens", &self.ids.len())
-            .field("rows", &self.row_ends.len())
-            .field("context", &self.context)
-            .finish()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::LossOn;
     use super::*;
-    use crate::data::Context;
+    use crate::data::{Content as _, Context};
     use crate::tokenizer::{Conventions, Tokenizer};
+    use hydra_core::{Dataset as _, DatasetError};
 
     fn examples(examples: &[(&[u32], &[u8])], vocabulary: usize) -> Result<Examples, DataError> {
         lying(examples, vocabulary, (4, false))
@@ -406,10 +248,10 @@ mod tests {
 
     #[test]
     fn what_counts_is_part_of_the_content() {
-        let one = examples(&[(&[1, 2], &[0, 1]), (&[3, 4], &[0, 1])], 10).unwrap();
+        let one = || examples(&[(&[1, 2], &[0, 1]), (&[3, 4], &[0, 1])], 10).unwrap();
         let other = examples(&[(&[1, 2], &[1, 1]), (&[3, 4], &[0, 1])], 10).unwrap();
-        assert_eq!(content(&one), content(&one.clone()));
-        assert_ne!(content(&one), content(&other));
+        assert_eq!(content(&one()), content(&one()));
+        assert_ne!(content(&one()), content(&other));
     }
 
     #[test]

@@ -3,38 +3,14 @@
 use super::columns::Column;
 use super::encode::Example;
 use super::record::{Fields, Refusal};
-use super::row_files::{RowFiles, SplitRows};
-use super::rows::Row;
-use super::splits::looked_for;
+use super::record_files::{Origin, RecordFiles, Records};
+use super::row_files::RowFiles;
 use super::{LossOn, Record, Tally};
-use crate::data::{DataError, RowPosition, Split, TokenForm};
-use rayon::prelude::*;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use crate::data::{DataError, Split, TokenForm};
+use std::path::Path;
 
 /// The rows of a file or directory, held in memory.
-#[derive(Clone, Debug)]
-pub struct ExampleFiles {
-    name: String,
-    splits: [Option<Records>; 3],
-    unread: Vec<PathBuf>,
-}
-
-/// The rows of a split.
-#[derive(Clone, Debug)]
-struct Records {
-    files: Arc<[PathBuf]>,
-    lines: Arc<[Line]>,
-    tally: Arc<Tally>,
-}
-
-/// A row with the index of its file and its position in it.
-#[derive(Clone, Debug)]
-struct Line {
-    file: usize,
-    place: RowPosition,
-    record: Record,
-}
+pub type ExampleFiles = RecordFiles<Record>;
 
 /// The encoded examples of a split.
 pub(in crate::data) struct Encoded {
@@ -66,33 +42,14 @@ impl ExampleFiles {
     /// A file that cannot be read, has no rows or is not UTF-8, a row that is not a [`Record`], or a column that no row
     /// has.
     pub fn open(path: &Path, columns: &[Column]) -> Result<Self, DataError> {
-        let RowFiles { name, splits, unread } = RowFiles::open(path, columns)?;
-        let read = |rows: Option<SplitRows>| rows.map(|rows| Records::new(rows, columns)).transpose();
-        let [train, validation, test] = splits;
-        Ok(Self { name, splits: [read(train)?, read(validation)?, read(test)?], unread })
-    }
-
-    /// The path as given.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns whether the data has this split.
-    pub fn has(&self, split: Split) -> bool {
-        self.splits[split as usize].is_some()
-    }
-
-    /// Row files in the directory that belong to no split, and texts of a split.
-    pub fn unread(&self) -> &[PathBuf] {
-        &self.unread
+        Self::read(path, columns, record)
     }
 
     /// Returns whether some rows have a label as well as their text. Training ignores the label.
     pub fn have_labels(&self) -> bool {
-        let labelled = |records: &Records| {
-            let is_text = |line: &Line| matches!(line.record, Record::Text(_));
+        let labelled = |records: &Records<Record>| {
             ["label", "labels"].iter().any(|name| records.tally.unused.contains_key(*name))
-                && records.lines.iter().any(is_text)
+                && records.located().any(|(_, record)| matches!(record, Record::Text(_)))
         };
         self.splits.iter().flatten().any(labelled)
     }
@@ -102,55 +59,40 @@ impl ExampleFiles {
     /// # Errors
     /// A missing split, or a row that cannot be encoded for the model.
     pub(in crate::data) fn encode(&self, split: Split, form: &TokenForm<'_>) -> Result<Encoded, DataError> {
-        let Some(Records { files, lines, tally }) = &self.splits[split as usize] else {
-            let looked_for = looked_for(split);
-            return Err(DataError::SplitMissing { corpus: self.name.clone(), split, looked_for });
-        };
-        let encode = |line: &Line| {
-            let failed =
-                |source| DataError::Example { path: files[line.file].clone(), place: line.place, source };
-            form.encode(&line.record).map_err(failed)
-        };
-        let mut examples = lines.par_iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-        let mut tally = Tally::clone(tally);
-        for example in &mut examples {
-            tally.remarks.add(std::mem::take(&mut example.remarks));
-            tally.unused(example.unused.iter());
-            tally.merged += usize::from(example.merged && form.loss_on == LossOn::Completions);
-        }
+        let (name, records) = self.split(split)?;
+        let (examples, mut tally) = records.examples(form)?;
+        examples.iter().for_each(|example| tally.unused(example.unused.iter()));
         if form.loss_on == LossOn::All {
             let masks = std::mem::take(&mut tally.masks);
             tally.add(&Tally { unused: masks, ..Tally::default() });
         }
-        Ok(Encoded { name: format!("the {split} split of `{}`", self.name), examples, tally })
+        Ok(Encoded { name, examples, tally })
     }
 }
 
-impl Records {
-    fn new(SplitRows { files, rows }: SplitRows, columns: &[Column]) -> Result<Self, DataError> {
-        let mut tally = Tally::default();
-        let line = |(file, (place, row)): (usize, Row)| {
-            let record = record(&files[file], place, Fields::new(row, columns), &mut tally)?;
-            Ok(Line { file, place, record })
+impl Records<Record> {
+    /// Encodes the records. The tally has the unused data in the rows, and what encoding them noticed.
+    pub(super) fn examples(&self, form: &TokenForm<'_>) -> Result<(Vec<Example>, Tally), DataError> {
+        let encode = |origin: Origin<'_>, record: &Record| {
+            form.encode(record).map_err(|source| origin.not_encoded(source))
         };
-        let lines = rows.into_iter().map(line).collect::<Result<Vec<_>, DataError>>()?;
-        Ok(Self { files, lines: lines.into(), tally: Arc::new(tally) })
+        let (mut examples, mut tally) = (self.encode(encode)?, Tally::clone(&self.tally));
+        for example in &mut examples {
+            tally.remarks.add(std::mem::take(&mut example.remarks));
+            tally.merged += usize::from(example.merged && form.loss_on == LossOn::Completions);
+        }
+        Ok((examples, tally))
     }
 }
 
 /// Reads the record of a row of a file, and counts unused fields.
-pub(super) fn record(
-    path: &Path,
-    place: RowPosition,
-    fields: Fields,
-    tally: &mut Tally,
-) -> Result<Record, DataError> {
-    let path = || path.to_owned();
+pub(super) fn record(origin: Origin<'_>, fields: Fields, tally: &mut Tally) -> Result<Record, DataError> {
     Record::from_fields(fields, tally).map_err(|refusal| match refusal {
         Refusal::Unknown { found, example } => {
-            DataError::UnknownFields { path: path(), place, found, example }
+            let Origin { path, place } = origin;
+            DataError::UnknownFields { path: path.to_owned(), place, found, example }
         }
-        Refusal::Wrong(found) => DataError::Record { path: path(), place, found },
+        Refusal::Wrong(found) => origin.wrong(found),
     })
 }
 

@@ -4,13 +4,14 @@ use super::columns::{self, Column};
 use super::dataset::loss_targets;
 use super::files::record;
 use super::record::Fields;
-use super::row_files::{check_columns, is_table, named};
+use super::record_files::{Origin, Records};
+use super::row_files::{check_columns, named};
 use super::rows::{self, Row};
-use super::{Examples, LossOn, Tally};
-use crate::data::{Cut, DataError, RowPosition, TokenForm};
-use rayon::prelude::*;
+use super::{Examples, Tally};
+use crate::data::{Content as _, Cut, DataError, TokenForm};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The rows of a file, in order, with all of their fields.
 #[derive(Clone, Debug)]
@@ -42,11 +43,8 @@ impl InputRows {
         if named(path).is_none() {
             return Err(DataError::NotRows { path: path.to_owned() });
         }
-        let rows = rows::read(path)?.into_iter().map(|row| (0, row)).collect();
-        let (files, rows) =
-            ([[path.to_owned()].into(), [].into(), [].into()], [rows, Vec::new(), Vec::new()]);
-        check_columns(columns, &files, &rows)?;
-        let rows = rows.into_iter().flatten().map(|(_, row)| row).collect();
+        let rows = rows::read(path)?;
+        check_columns(columns, rows.iter().map(|(_, row)| (path, row)))?;
         Ok(Self { path: path.to_owned(), rows, columns: columns.to_vec() })
     }
 
@@ -55,22 +53,26 @@ impl InputRows {
         &self.path
     }
 
+    /// The name of a dataset of the rows, for messages.
+    pub(in crate::data) fn name(&self) -> String {
+        format!("`{}`", self.path.display())
+    }
+
     /// The fields of each row, by their names in the file.
     pub fn fields(&self) -> impl ExactSizeIterator<Item = &Map<String, Value>> {
         self.rows.iter().map(|(_, fields)| fields)
     }
 
-    /// Returns whether the file is a text table, whose cells are all text.
-    pub(in crate::data) fn is_table(&self) -> bool {
-        is_table(&self.path)
-    }
-
-    /// The position of each row, and its fields by the names that `columns` gives them.
-    pub(in crate::data) fn renamed(&self) -> impl Iterator<Item = (RowPosition, Fields)> {
-        let columns = &self.columns;
-        self.rows
-            .iter()
-            .map(move |(place, row)| (*place, Fields::new(columns::rename(columns, row.clone()), columns)))
+    /// Reads the records of the rows, from their fields by the names that `columns` gives them.
+    pub(in crate::data) fn records<R>(
+        &self,
+        read: impl Fn(Origin<'_>, Fields, &mut Tally) -> Result<R, DataError>,
+    ) -> Result<Records<R>, DataError> {
+        let fields = |(place, row): &Row| {
+            let row = columns::rename(&self.columns, row.clone());
+            (0, *place, Fields::new(row, &self.columns))
+        };
+        Records::read(Arc::from([self.path.clone()]), self.rows.iter().map(fields), read)
     }
 
     /// Encodes the rows for a language model.
@@ -78,25 +80,11 @@ impl InputRows {
     /// # Errors
     /// A row that is no [`Record`](super::Record) or cannot be encoded for the model, or rows without a loss target.
     pub fn examples(&self, form: &TokenForm<'_>) -> Result<ScoredRows, DataError> {
-        let mut tally = Tally::default();
-        let read = |(place, fields)| Ok((place, record(&self.path, place, fields, &mut tally)?));
-        let records = self.renamed().map(read).collect::<Result<Vec<_>, DataError>>()?;
-        let encode = |(place, record): &(RowPosition, _)| {
-            let failed = |source| DataError::Example { path: self.path.clone(), place: *place, source };
-            form.encode(record).map_err(failed)
-        };
-        let encoded: Vec<Result<_, _>> = records.par_iter().map(encode).collect();
-        let mut examples = encoded.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let (examples, tally) = self.records(record)?.examples(form)?;
         let targets = examples.iter().map(|example| loss_targets(&example.counts)).collect();
         let longest = examples.iter().map(|example| example.ids.len()).max().unwrap_or(0);
-        for example in &mut examples {
-            tally.remarks.add(std::mem::take(&mut example.remarks));
-            tally.merged += usize::from(example.merged && form.loss_on == LossOn::Completions);
-        }
-        let name = format!("`{}`", self.path.display());
-        let mut data = Examples::new(name, examples, longest, form)?;
-        data.set_context(data.longest());
-        let cut = crate::data::Content::cut_by(&data, form.context.example);
+        let data = Examples::new(self.name(), examples, longest, form)?;
+        let cut = data.cut_by(form.context.example);
         Ok(ScoredRows { data, targets, cut, tally })
     }
 }

@@ -4,6 +4,7 @@ use super::columns::{self, Column};
 use super::rows::{self, Format, Row};
 use super::splits;
 use crate::data::DataError;
+use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,7 +58,11 @@ impl RowFiles {
         } else {
             splits = parts(rows::read(path)?.into_iter().map(|row| (0, row)).collect());
         }
-        check_columns(columns, &files, &splits)?;
+        let rows = splits
+            .iter()
+            .zip(&files)
+            .flat_map(|(rows, files)| rows.iter().map(move |(file, (_, row))| (files[*file].as_path(), row)));
+        check_columns(columns, rows)?;
         let mut files = files.into_iter();
         let splits = splits.map(|rows| {
             let files = files.next().unwrap_or_default();
@@ -79,23 +84,18 @@ pub(super) fn named(path: &Path) -> Option<Format> {
     rows::named(name).map(|named| named.format)
 }
 
-/// Rejects columns that no row has.
-pub(super) fn check_columns(
+/// Rejects columns that none of these rows, each with its file, has.
+pub(super) fn check_columns<'a>(
     columns: &[Column],
-    files: &[Arc<[PathBuf]>; 3],
-    splits: &[Vec<(usize, Row)>; 3],
+    mut rows: impl Iterator<Item = (&'a Path, &'a Map<String, Value>)> + Clone,
 ) -> Result<(), DataError> {
-    if columns.is_empty() {
-        return Ok(());
-    }
     let mut missing: BTreeSet<&str> = columns.iter().map(|column| column.column.as_str()).collect();
-    for (_, (_, row)) in splits.iter().flatten() {
+    for (_, row) in rows.clone() {
         missing.retain(|column| !row.contains_key(*column));
     }
-    let first = splits.iter().zip(files).find_map(|(rows, files)| Some((rows.first()?, files)));
-    match (missing.first(), first) {
-        (Some(column), Some(((file, (_, row)), files))) => Err(DataError::NoColumn {
-            path: files[*file].clone(),
+    match (missing.first(), rows.next()) {
+        (Some(column), Some((path, row))) => Err(DataError::NoColumn {
+            path: path.to_owned(),
             column: (*column).to_owned(),
             found: row.keys().cloned().collect(),
         }),

@@ -1,16 +1,15 @@
 //! What the labels of all rows mean: classes or numbers.
 
 use super::label::{Entry, Label};
-use crate::data::{DataError, RowPosition};
+use crate::data::examples::Origin;
+use crate::data::{DataError, Split};
 use crate::objective::{Labels, ProblemType};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// A label and its position.
 #[derive(Clone, Copy)]
 pub(super) struct Located<'a> {
-    pub(super) path: &'a Path,
-    pub(super) place: RowPosition,
+    pub(super) origin: Origin<'a>,
     pub(super) field: &'static str,
     pub(super) label: &'a Label,
     /// Whether the label is a cell of a text table.
@@ -167,9 +166,7 @@ fn each(
     splits: &BySplit<'_>,
     target: impl Fn(&Located<'_>) -> Result<Target, DataError>,
 ) -> Result<[Vec<Target>; 3], DataError> {
-    let [train, validation, test] = splits;
-    let of = |split: &[Located<'_>]| split.iter().map(&target).collect::<Result<Vec<_>, _>>();
-    Ok([of(train)?, of(validation)?, of(test)?])
+    Split::try_each(splits.each_ref(), |split| split.iter().map(&target).collect())
 }
 
 impl<'a> Located<'a> {
@@ -179,11 +176,7 @@ impl<'a> Located<'a> {
     }
 
     fn wrong(&self, found: String) -> DataError {
-        DataError::Record {
-            path: self.path.to_owned(),
-            place: self.place,
-            found: format!("`{}` {found}", self.field),
-        }
+        self.origin.wrong(format!("`{}` {found}", self.field))
     }
 
     /// Rejects what is not a class. If all labels are numbers, so are those that are not finite.
@@ -234,8 +227,8 @@ impl<'a> Located<'a> {
         let mut known: Vec<(&str, u32)> = numbers.iter().map(|(name, number)| (*name, *number)).collect();
         known.sort_by_key(|(_, number)| *number);
         DataError::LabelUnknown {
-            path: self.path.to_owned(),
-            place: self.place,
+            path: self.origin.path.to_owned(),
+            place: self.origin.place,
             field: self.field,
             label,
             known: known.into_iter().map(|(name, _)| name.to_owned()).collect(),
@@ -270,8 +263,10 @@ impl<'a> Located<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::RowPosition;
     use ProblemType::{MultiLabelClassification, Regression, SingleLabelClassification};
     use serde_json::{Value, json};
+    use std::path::Path;
 
     /// Resolves the labels of training rows and of test rows, which stand in the lines from 2 on.
     fn of(
@@ -286,8 +281,10 @@ mod tests {
         };
         let (train, test) = (read(train), read(test));
         let path = Path::new("a.csv");
-        let locate =
-            |(line, label)| Located { path, place: RowPosition::Line(line), field: "label", label, is_cell };
+        let locate = |(line, label)| {
+            let origin = Origin { path, place: RowPosition::Line(line) };
+            Located { origin, field: "label", label, is_cell }
+        };
         let [train, test] = [&train, &test].map(|labels| (2..).zip(labels).map(locate).collect());
         let classes = ["a", "b", "m"].map(str::to_owned);
         let found = resolve("data", &[train, Vec::new(), test], problem, &classes);

@@ -2,38 +2,29 @@
 
 use super::class::Target;
 use super::files::LabelForm;
-use crate::data::examples::range;
-use crate::data::source::{mean_units, numbers};
-use crate::data::{Content, Cut, DataError};
+use crate::data::DataError;
+use crate::data::ragged::{Layout, RaggedDataset, RaggedItems, RaggedTokens, last, range};
+use crate::data::source::numbers;
 use crate::tokenizer::TokenSequence;
-use hydra_core::{Batch, Dataset, DatasetError, HostActivation, HostTensor};
-use std::fmt;
+use hydra_core::{Batch, HostTensor};
 
 /// Texts with labels, of up to `context` tokens each.
 ///
-/// As a [`Dataset`] an item is one text, or a text and its pair. A batch is one row of all its tokens, one item after the
-/// other, without padding. Its inputs are the ids `[1, tokens]`, each token's position in its item `[1, tokens]`, and, for a
-/// model with token types, the type of each token `[1, tokens]`. Part 0 of its targets is the labels: classes `[items]`;
-/// of a multi-label classification, zeros and ones `[items, outputs]`; of a regression, numbers `[items, outputs]`. Parts
-/// 1 to 3 are the [`Sequences`](crate::parts::Sequences): for each item, the position in the row of its first token, its
-/// number of tokens, and the position in the row of its last token that is not the padding token. Every item is a loss
-/// target.
-pub struct LabelledTexts {
-    name: String,
-    /// Maximum tokens of an item.
-    context: usize,
-    /// The id that fills the largest batch beyond its items' tokens.
-    filler: u32,
-    /// All ids, one item after the other.
-    ids: Vec<u32>,
+/// As a [`Dataset`](hydra_core::Dataset) an item is one text, or a text and its pair. A batch is one row of all its tokens,
+/// one item after the other, without padding. Its inputs are the ids `[1, tokens]`, each token's position in its item
+/// `[1, tokens]`, and, for a model with token types, the type of each token `[1, tokens]`. Part 0 of its targets is the
+/// labels: classes `[items]`; of a multi-label classification, zeros and ones `[items, outputs]`; of a regression, numbers
+/// `[items, outputs]`. Parts 1 to 3 are the [`Sequences`](crate::parts::Sequences): for each item, the position in the row of
+/// its first token, its number of tokens, and the position in the row of its last token that is not the padding token. Every
+/// item is a loss target.
+pub type LabelledTexts = RaggedDataset<LabelledItems>;
+
+/// The labels of [`LabelledTexts`].
+pub struct LabelledItems {
     /// The type of each token, for a model with token types.
     types: Option<Vec<u32>>,
-    /// The end offset of each item in `ids`.
-    ends: Vec<u32>,
-    /// The position in its item of each item's last token that is not padding.
-    lasts: Vec<u32>,
-    /// The length of each item before truncation.
-    lengths: Vec<u32>,
+    /// The model's padding token.
+    padding: Option<u32>,
     targets: Targets,
 }
 
@@ -49,103 +40,40 @@ enum Targets {
 }
 
 impl LabelledTexts {
-    /// The items of these sequences and labels. The context is at first the length of the longest.
+    /// The items of these sequences and labels.
     pub(super) fn new(
         name: String,
         sequences: Vec<TokenSequence>,
         targets: &[Target],
         form: &LabelForm<'_>,
     ) -> Result<Self, DataError> {
-        let too_many = || DataError::TooManyTokens { name: name.clone() };
-        let of_32 = |tokens: usize| u32::try_from(tokens).map_err(|_| too_many());
-        let (mut ids, mut types, mut ends) = (Vec::new(), form.token_types.then(Vec::new), Vec::new());
-        let (mut lasts, mut lengths) = (Vec::new(), Vec::new());
+        let (mut tokens, mut types) = (RaggedTokens::default(), form.token_types.then(Vec::new));
+        tokens.set_lengths(sequences.iter().map(|sequence| sequence.tokens), &name)?;
         for sequence in sequences {
-            let last = sequence.ids.iter().rposition(|id| Some(*id) != form.padding);
-            lasts.push(of_32(last.unwrap_or(0))?);
-            lengths.push(of_32(sequence.tokens)?);
-            ids.extend(sequence.ids);
+            tokens.push(sequence.ids, &name)?;
             types.iter_mut().for_each(|types| types.extend_from_slice(&sequence.types));
-            ends.push(of_32(ids.len())?);
         }
-        let context = (0..ends.len()).map(|item| range(&ends, item).len()).max().unwrap_or(0);
         let filler = form.padding.filter(|id| (*id as usize) < form.vocabulary).unwrap_or(0);
-        let targets = Targets::new(targets, form);
-        Ok(Self { name, context, filler, ids, types, ends, lasts, lengths, targets })
-    }
-
-    /// The length of the longest item in tokens.
-    pub(super) fn longest(&self) -> usize {
-        (0..self.ends.len()).map(|item| range(&self.ends, item).len()).max().unwrap_or(0)
-    }
-
-    /// Sets the maximum length of items of this dataset and of others of its task; it is at least the
-    /// [longest](Self::longest).
-    pub(super) fn set_context(&mut self, context: usize) {
-        assert!(context >= self.longest());
-        self.context = context;
-    }
-
-    /// The batch of these items, each followed by an example of `more` filler tokens that no label refers to.
-    fn batch_with(&self, items: &[usize], more: impl Fn(usize) -> usize) -> Result<Batch, DatasetError> {
-        let (n, len) = (items.len(), self.len());
-        let mut row = Row { types: self.types.as_ref().map(|_| Vec::new()), ..Row::default() };
-        for &index in items {
-            if index >= len {
-                return Err(DatasetError::OutOfRange { dataset: self.name.clone(), index, len });
-            }
-            let tokens = range(&self.ends, index);
-            let types = self.types.as_ref().map(|types| &types[tokens.clone()]);
-            row.write(&self.ids[tokens.clone()], types, self.lasts[index]);
-            row.fill(more(tokens.len()), self.filler);
-        }
-        let Row { ids, positions, types, firsts, lengths, lasts } = row;
-        let (tokens, units) = (ids.len(), lengths.iter().map(|length| *length as usize).sum());
-        let inputs = [Some(ids), Some(positions), types].into_iter().flatten();
-        let sequences = [firsts, lengths, lasts].map(|values| HostTensor::int(values, [n]));
-        Ok(Batch {
-            inputs: HostActivation { parts: inputs.map(|part| HostTensor::int(part, [1, tokens])).collect() },
-            targets: HostActivation { parts: [vec![self.targets.tensor(items)], sequences.into()].concat() },
-            items: n,
-            loss_targets: n,
-            units,
-        })
+        let items = LabelledItems { types, padding: form.padding, targets: Targets::new(targets, form) };
+        Ok(Self::of_tokens(name, filler, tokens, items))
     }
 }
 
-/// A batch under construction, one item after the other.
-#[derive(Default)]
-struct Row {
-    ids: Vec<i32>,
-    /// Each token's position in its item.
-    positions: Vec<i32>,
-    types: Option<Vec<i32>>,
-    firsts: Vec<i32>,
-    lengths: Vec<i32>,
-    lasts: Vec<i32>,
-}
-
-impl Row {
-    /// Appends an item whose last token that is not padding is `last`.
-    fn write(&mut self, ids: &[u32], types: Option<&[u32]>, last: u32) {
-        let first = self.ids.len() as i32;
-        self.firsts.push(first);
-        self.lengths.push(ids.len() as i32);
-        self.lasts.push(first + last as i32);
-        // Ids were checked to be in the vocabulary.
-        self.ids.extend(ids.iter().map(|id| *id as i32));
-        self.positions.extend(0..ids.len() as i32);
-        for (all, types) in self.types.iter_mut().zip(types) {
-            all.extend(types.iter().map(|of_token| *of_token as i32));
+impl RaggedItems for LabelledItems {
+    fn complete(&self, batch: &mut Batch, layout: &Layout<'_>, items: &[usize]) {
+        if let Some(types) = &self.types {
+            let types = layout.each_token(0, |_, _, offset| types[offset] as i32);
+            batch.inputs.parts.push(layout.row(types));
         }
+        batch.targets.parts.push(self.targets.tensor(items));
+        batch.targets.parts.extend(layout.sequences(self.padding, &[items.len()]));
     }
 
-    /// Appends an example of this many tokens that is not an item.
-    fn fill(&mut self, tokens: usize, filler: u32) {
-        let end = self.ids.len() + tokens;
-        self.ids.resize(end, filler as i32);
-        self.positions.extend(0..tokens as i32);
-        self.types.iter_mut().for_each(|types| types.resize(end, 0));
+    fn content(&self, tokens: &RaggedTokens, to: &mut dyn FnMut(&[u8])) {
+        let last = |item| last(&tokens.ids[range(&tokens.ends, item)], self.padding) as u32;
+        let lasts: Vec<u32> = (0..tokens.ends.len()).map(last).collect();
+        numbers(&[&tokens.ids, &tokens.ends, &lasts, self.types.as_deref().unwrap_or_default()], to);
+        self.targets.content(to);
     }
 }
 
@@ -212,65 +140,12 @@ impl Targets {
     }
 }
 
-impl Dataset for LabelledTexts {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        self.batch_with(items, |_| 0)
-    }
-
-    fn largest(&self, items: usize) -> Result<Batch, DatasetError> {
-        let first: Vec<usize> = (0..items.min(self.len())).collect();
-        let units = mean_units(self.ids.len(), self.len(), first.len());
-        Ok(Batch { units, ..self.batch_with(&first, |tokens| self.context - tokens)? })
-    }
-
-    fn mean_part(&self) -> f64 {
-        self.ids.len() as f64 / (self.len() * self.context) as f64
-    }
-
-    fn unit(&self) -> &'static str {
-        "tokens"
-    }
-}
-
-impl Content for LabelledTexts {
-    fn content(&self, to: &mut dyn FnMut(&[u8])) -> Result<(), DatasetError> {
-        numbers(&[&self.ids, &self.ends, &self.lasts, self.types.as_deref().unwrap_or_default()], to);
-        self.targets.content(to);
-        Ok(())
-    }
-
-    fn units(&self) -> usize {
-        self.ids.len()
-    }
-
-    fn cut_by(&self, context: usize) -> Cut {
-        Cut::measure(&self.lengths, context)
-    }
-}
-
-impl fmt::Debug for LabelledTexts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LabelledTexts")
-            .field("name", &self.name)
-            .field("texts", &self.ends.len())
-            .field("tokens", &self.ids.len())
-            .field("context", &self.context)
-            .finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::{Content as _, Cut};
     use crate::tokenizer::Tokenizer;
+    use hydra_core::{Dataset as _, DatasetError};
 
     const FORM: LabelForm<'static> = LabelForm {
         tokenizer: &Tokenizer::Bytes,

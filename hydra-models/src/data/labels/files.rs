@@ -4,15 +4,11 @@ use super::LabelledTexts;
 use super::class::{Located, Meaning, Target, resolve};
 use super::label::{Entry, Label};
 use super::record::Record;
-use crate::data::examples::{
-    Column, Fields, RowFiles, SplitRows, Tally, check, in_no_split, is_table, looked_for,
-};
+use crate::data::examples::{Column, Origin, RecordFiles, Records, RowFiles, Tally, in_no_split, looked_for};
 use crate::data::folders::{self, ByClass, HeldOut, ItemFiles, Unread};
-use crate::data::source::as_content;
-use crate::data::{Content as _, Cut, DataError, ExampleError, RowPosition, Split, TokenSplits, text};
+use crate::data::{DataError, ExampleError, RowPosition, Split, TokenSplits, ragged, text};
 use crate::objective::{Labels, ProblemType};
 use crate::tokenizer::{TokenSequence, Tokenizer};
-use rayon::prelude::*;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,15 +16,13 @@ use std::sync::Arc;
 /// Texts with labels, held in memory.
 #[derive(Clone, Debug)]
 pub struct LabelledFiles {
-    name: String,
+    texts: RecordFiles<Record>,
+    /// The targets of the texts of each split.
+    targets: [Arc<[Target]>; 3],
     labels: Labels,
     indicators: bool,
-    splits: [Option<Texts>; 3],
     held_out: HeldOut,
-    unread: Vec<PathBuf>,
     unread_in_folders: Unread,
-    /// The names that a split may have, for messages.
-    looked_for: fn(Split) -> Vec<&'static str>,
 }
 
 /// Form of the datasets, and the model that they are for.
@@ -50,37 +44,11 @@ pub struct LabelForm<'a> {
     pub outputs: usize,
 }
 
-/// The texts of a split.
-#[derive(Clone, Debug)]
-struct Texts {
-    files: Arc<[PathBuf]>,
-    items: Arc<[Item]>,
-    targets: Arc<[Target]>,
-    tally: Arc<Tally>,
-}
-
-/// A text, with the index of its file and its position in it.
-#[derive(Clone, Debug)]
-struct Item {
-    file: usize,
-    place: RowPosition,
-    record: Record,
-}
-
-/// The texts of a split before their labels are interpreted.
-struct Records {
-    files: Arc<[PathBuf]>,
-    items: Vec<Item>,
-    tally: Tally,
-}
-
-/// The texts of all splits, and what is not read.
+/// The texts of all splits before their labels are interpreted, and what is not read of class folders.
 struct Found {
-    splits: [Option<Records>; 3],
+    texts: RecordFiles<Record>,
     held_out: HeldOut,
-    unread: Vec<PathBuf>,
     unread_in_folders: Unread,
-    looked_for: fn(Split) -> Vec<&'static str>,
 }
 
 /// The files that class folders of texts contain.
@@ -122,21 +90,16 @@ impl LabelledFiles {
             true => Found::in_rows(path, columns)?,
             false => Found::in_folders(path, columns)?,
         };
-        let name = path.display().to_string();
-        let Meaning { labels, targets, indicators } = resolve(&name, &found.located(), problem, classes)?;
-        let Found { splits, held_out, unread, unread_in_folders, looked_for } = found;
-        let mut targets = targets.into_iter();
-        let splits = splits.map(|records| {
-            let targets = targets.next().unwrap_or_default().into();
-            let Records { files, items, tally } = records?;
-            Some(Texts { files, items: items.into(), targets, tally: Arc::new(tally) })
-        });
-        Ok(Self { name, labels, indicators, splits, held_out, unread, unread_in_folders, looked_for })
+        let Found { texts, held_out, unread_in_folders } = found;
+        let located = texts.splits.each_ref().map(|records| records.as_ref().map_or_else(Vec::new, located));
+        let Meaning { labels, targets, indicators } = resolve(&texts.name, &located, problem, classes)?;
+        let targets = targets.map(Arc::from);
+        Ok(Self { texts, targets, labels, indicators, held_out, unread_in_folders })
     }
 
     /// The path as given.
     pub fn name(&self) -> &str {
-        &self.name
+        self.texts.name()
     }
 
     /// The labels: the problem that they pose, and the names of the classes.
@@ -151,19 +114,19 @@ impl LabelledFiles {
 
     /// The splits that were cut off a single file, each with a class that it lacks and the training split has.
     pub fn lacking(&self) -> Vec<(Split, &str)> {
-        let of = |split: Split| self.splits[split as usize].as_ref();
-        let Some(train) = of(Split::Train) else { return Vec::new() };
-        let has = |texts: &Texts, class: u32| {
-            texts.targets.iter().any(|target| match target {
+        let files = |split: Split| self.texts.splits[split as usize].as_ref().map(|texts| &texts.files);
+        let Some(train) = files(Split::Train) else { return Vec::new() };
+        let has = |split: Split, class: u32| {
+            self.targets[split as usize].iter().any(|target| match target {
                 Target::Class(of) => *of == class,
                 Target::Classes(of) => of.contains(&class),
                 Target::Numbers(_) => false,
             })
         };
         let lacks = |split: Split| {
-            let texts = of(split).filter(|texts| texts.files == train.files)?;
+            files(split).filter(|files| *files == train)?;
             let mut names = (0..).zip(&self.labels.names);
-            let (_, name) = names.find(|(class, _)| has(train, *class) && !has(texts, *class))?;
+            let (_, name) = names.find(|(class, _)| has(Split::Train, *class) && !has(split, *class))?;
             Some((split, name.as_str()))
         };
         [Split::Validation, Split::Test].into_iter().filter_map(lacks).collect()
@@ -171,7 +134,7 @@ impl LabelledFiles {
 
     /// Returns whether the data has this split.
     pub fn has(&self, split: Split) -> bool {
-        self.splits[split as usize].is_some()
+        self.texts.has(split)
     }
 
     /// The splits that were taken from the training data of class folders.
@@ -181,7 +144,7 @@ impl LabelledFiles {
 
     /// Row files in the directory that belong to no split, and texts of a split.
     pub fn unread(&self) -> &[PathBuf] {
-        &self.unread
+        self.texts.unread()
     }
 
     /// Files and folders in a directory of class folders that are not read.
@@ -197,29 +160,16 @@ impl LabelledFiles {
     pub fn splits(&self, splits: &[Split], form: &LabelForm<'_>) -> Result<TokenSplits, DataError> {
         self.check_outputs(form)?;
         let mut tally = Tally::default();
-        let mut dataset = |split: &Split| {
-            let Some(texts) = &self.splits[*split as usize] else {
-                let looked_for = (self.looked_for)(*split);
-                return Err(DataError::SplitMissing { corpus: self.name.clone(), split: *split, looked_for });
-            };
+        let dataset = |split: &Split| {
+            let (name, texts) = self.texts.split(*split)?;
             tally.add(&texts.tally);
-            let name = format!("the {split} split of `{}`", self.name);
-            LabelledTexts::new(name, texts.encode(form)?, &texts.targets, form)
+            let encode = |origin: Origin<'_>, Record { text, pair, .. }: &Record| {
+                form.encode(origin, text, pair.as_deref())
+            };
+            LabelledTexts::new(name, texts.encode(encode)?, &self.targets[*split as usize], form)
         };
-        let mut splits = splits.iter().map(&mut dataset).collect::<Result<Vec<_>, _>>()?;
-        let context = splits.iter().map(LabelledTexts::longest).max().unwrap_or(0);
-        splits.iter_mut().for_each(|split| split.set_context(context));
-        let cut: Cut = splits.iter().map(|split| split.cut_by(form.context)).sum();
-        Ok(TokenSplits {
-            items: "texts",
-            context,
-            cut,
-            skipped: 0,
-            unlearned: 0,
-            packing: None,
-            tally,
-            splits: as_content(splits),
-        })
+        let datasets = splits.iter().map(dataset).collect::<Result<Vec<_>, _>>()?;
+        Ok(TokenSplits { tally, ..ragged::splits("texts", datasets, form.context) })
     }
 
     /// Rejects a model whose outputs do not fit the labels.
@@ -230,66 +180,39 @@ impl LabelledFiles {
         match numbered && (*problem != ProblemType::Regression || names.len() == form.outputs) {
             true => Ok(()),
             false => {
-                let (name, expected) = (self.name.clone(), names.len());
+                let (name, expected) = (self.texts.name.clone(), names.len());
                 Err(DataError::Outputs { name, expected, found: form.outputs })
             }
         }
     }
 }
 
-impl Texts {
-    /// The tokens of all texts. Of several that cannot be encoded, the error names the first.
-    fn encode(&self, form: &LabelForm<'_>) -> Result<Vec<TokenSequence>, DataError> {
-        let encode = |item: &Item| item.encode(&self.files[item.file], form);
-        let sequences: Vec<Result<TokenSequence, DataError>> = self.items.par_iter().map(encode).collect();
-        sequences.into_iter().collect()
-    }
-}
-
-impl Item {
-    fn encode(&self, path: &Path, form: &LabelForm<'_>) -> Result<TokenSequence, DataError> {
-        let Record { text, pair, .. } = &self.record;
-        form.encode(path, self.place, (text, pair.as_deref()))
-    }
-}
-
 impl LabelForm<'_> {
-    /// The tokens of the text, or of the pair of texts, at a position of a file.
+    /// The tokens of a text, or of a pair of texts.
     pub(super) fn encode(
         &self,
-        path: &Path,
-        place: RowPosition,
-        (text, pair): (&str, Option<&str>),
+        origin: Origin<'_>,
+        text: &str,
+        pair: Option<&str>,
     ) -> Result<TokenSequence, DataError> {
         let sequence = self.tokenizer.encode_sequence(text, pair, self.context);
-        let failed = |source| DataError::Example {
-            path: path.to_owned(),
-            place,
-            source: ExampleError::Tokenizer(source),
-        };
-        let sequence = sequence.map_err(failed)?;
+        let sequence = sequence.map_err(|source| origin.not_encoded(ExampleError::Tokenizer(source)))?;
         if sequence.ids.is_empty() {
-            let found = "`text` is empty, and the tokenizer adds no tokens to it: fill it in, or remove it"
-                .to_owned();
-            return Err(DataError::Record { path: path.to_owned(), place, found });
+            let found = "`text` is empty, and the tokenizer adds no tokens to it: fill it in, or remove it";
+            return Err(origin.wrong(found.to_owned()));
         }
-        check(&format!("{place} of `{}`", path.display()), &sequence.ids, self.vocabulary)?;
+        origin.check(&sequence.ids, self.vocabulary)?;
         Ok(sequence)
     }
 }
 
 impl Found {
     fn in_rows(path: &Path, columns: &[Column]) -> Result<Self, DataError> {
-        let RowFiles { splits, unread, .. } = RowFiles::open(path, columns)?;
-        let read = |rows: Option<SplitRows>| rows.map(|rows| Records::of_rows(rows, columns)).transpose();
-        let [train, validation, test] = splits;
-        Ok(Self {
-            splits: [read(train)?, read(validation)?, read(test)?],
-            held_out: HeldOut::Nothing,
-            unread,
-            unread_in_folders: Unread::default(),
-            looked_for,
-        })
+        let texts = RecordFiles::read(path, columns, |origin, fields, tally| {
+            Record::from_fields(fields, origin.is_table(), columns, tally)
+                .map_err(|found| origin.wrong(found))
+        })?;
+        Ok(Self { texts, held_out: HeldOut::Nothing, unread_in_folders: Unread::default() })
     }
 
     fn in_folders(path: &Path, columns: &[Column]) -> Result<Self, DataError> {
@@ -319,73 +242,49 @@ impl Found {
             return Err(DataError::NoColumn { path, column, found: Vec::new() });
         }
         let (splits, held_out) = folders::hold_out(splits);
-        let read = |texts: Option<ByClass<PathBuf>>| {
-            texts.map(|texts| Records::of_files(&texts, &names)).transpose()
-        };
-        let [train, validation, test] = splits;
-        Ok(Self {
-            splits: [read(train)?, read(validation)?, read(test)?],
-            held_out,
+        let read = |texts: Option<ByClass<PathBuf>>| texts.map(|texts| of_files(&texts, &names)).transpose();
+        let texts = RecordFiles {
+            name: path.display().to_string(),
+            splits: Split::try_each(splits, read)?,
             unread: Vec::new(),
-            unread_in_folders: unread,
             looked_for: |split| folders::names(split).to_vec(),
-        })
-    }
-
-    /// The labels of each split.
-    fn located(&self) -> [Vec<Located<'_>>; 3] {
-        std::array::from_fn(|split| self.splits[split].as_ref().map_or_else(Vec::new, Records::located))
+        };
+        Ok(Self { texts, held_out, unread_in_folders: unread })
     }
 }
 
-impl Records {
-    fn of_rows(SplitRows { files, rows }: SplitRows, columns: &[Column]) -> Result<Self, DataError> {
-        let are_tables: Vec<bool> = files.iter().map(|file| is_table(file)).collect();
-        let mut tally = Tally::default();
-        let items = rows.into_iter().map(|(file, (place, row))| {
-            let fields = Fields::new(row, columns);
-            let record = Record::from_fields(fields, are_tables[file], columns, &mut tally);
-            let record =
-                record.map_err(|found| DataError::Record { path: files[file].clone(), place, found })?;
-            Ok(Item { file, place, record })
-        });
-        let items = items.collect::<Result<Vec<_>, DataError>>()?;
-        Ok(Self { files, items, tally })
-    }
-
-    /// Reads the files of each class. Items alternate between classes.
-    fn of_files(texts: &ByClass<PathBuf>, names: &[String]) -> Result<Self, DataError> {
-        let (mut files, mut items) = (Vec::new(), Vec::new());
-        for (path, class) in folders::alternate(texts) {
-            let bytes = fs::read(&path).map_err(|source| DataError::Read { path: path.clone(), source })?;
-            let record = Record {
-                text: text::utf8(&path, bytes)?,
-                pair: None,
-                field: "class folder",
-                label: Label::One(Entry::of_folder(names[class].clone())),
-            };
-            items.push(Item { file: files.len(), place: RowPosition::Text, record });
-            files.push(path);
-        }
-        Ok(Self { files: files.into(), items, tally: Tally::default() })
-    }
-
-    fn located<'a>(&'a self) -> Vec<Located<'a>> {
-        let are_tables: Vec<bool> = self.files.iter().map(|file| is_table(file)).collect();
-        let locate = |Item { file, place, record: Record { field, label, .. } }: &'a Item| Located {
-            path: &self.files[*file],
-            place: *place,
-            field,
-            label,
-            is_cell: are_tables[*file],
+/// Reads the files of each class. Items alternate between classes.
+fn of_files(texts: &ByClass<PathBuf>, names: &[String]) -> Result<Records<Record>, DataError> {
+    let (mut files, mut records) = (Vec::new(), Vec::new());
+    for (path, class) in folders::alternate(texts) {
+        let bytes = fs::read(&path).map_err(|source| DataError::Read { path: path.clone(), source })?;
+        let record = Record {
+            text: text::utf8(&path, bytes)?,
+            pair: None,
+            field: "class folder",
+            label: Label::One(Entry::of_folder(names[class].clone())),
         };
-        self.items.iter().map(locate).collect()
+        records.push((files.len(), RowPosition::Text, record));
+        files.push(path);
     }
+    Ok(Records { files: files.into(), records: records.into(), tally: Arc::default() })
+}
+
+/// The labels of a split.
+fn located<'a>(records: &'a Records<Record>) -> Vec<Located<'a>> {
+    let locate = |(origin, Record { field, label, .. }): (Origin<'a>, &'a Record)| Located {
+        origin,
+        field,
+        label,
+        is_cell: origin.is_table(),
+    };
+    records.located().map(locate).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::Cut;
     use crate::tokenizer::testing::wordpiece;
     use hydra_core::Batch;
     use std::sync::Arc;
@@ -425,7 +324,7 @@ mod tests {
     }
 
     fn lens(files: &LabelledFiles) -> [usize; 3] {
-        Split::ALL.map(|split| files.splits[split as usize].as_ref().map_or(0, |texts| texts.items.len()))
+        files.texts.splits.each_ref().map(|texts| texts.as_ref().map_or(0, |texts| texts.records.len()))
     }
 
     /// All items of a split in one batch.

@@ -11,6 +11,6 @@ mod label;
 mod record;
 mod unlabelled;
 
-pub use dataset::LabelledTexts;
+pub use dataset::{LabelledItems, LabelledTexts};
 pub use files::{LabelForm, LabelledFiles};
 pub use unlabelled::unlabelled;

@@ -3,22 +3,15 @@
 use super::PreferencePairs;
 use super::encode::Encoded;
 use super::record::Record;
-use crate::data::examples::{Column, Fields, Row, RowFiles, SplitRows, Tally, check, is_table, looked_for};
-use crate::data::source::as_content;
-use crate::data::{Content as _, Cut, DataError, RowPosition, Split, TokenSplits};
+use crate::data::examples::{Column, Origin, RecordFiles, RowFiles, Tally};
+use crate::data::{DataError, RowPosition, Split, TokenSplits, ragged};
 use crate::objective::PreferenceLoss;
 use crate::tokenizer::{Conventions, Tokenizer};
-use rayon::prelude::*;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use hydra_core::Dataset as _;
+use std::path::Path;
 
 /// Preference data, held in memory.
-#[derive(Clone, Debug)]
-pub struct PreferenceFiles {
-    name: String,
-    splits: [Option<Rows>; 3],
-    unread: Vec<PathBuf>,
-}
+pub type PreferenceFiles = RecordFiles<Record>;
 
 /// Form of the datasets, and the model that they are for.
 #[derive(Clone, Copy, Debug)]
@@ -38,14 +31,6 @@ pub struct PairForm<'a> {
     pub padding: Option<u32>,
 }
 
-/// The rows of a split.
-#[derive(Clone, Debug)]
-struct Rows {
-    files: Arc<[PathBuf]>,
-    rows: Arc<[(usize, RowPosition, Record)]>,
-    tally: Arc<Tally>,
-}
-
 impl PreferenceFiles {
     /// Opens a file of rows or a directory with one for each split, as
     /// [`ExampleFiles::open`](crate::data::ExampleFiles::open) does. A row has a `prompt`, and a `chosen` and a `rejected`
@@ -59,25 +44,16 @@ impl PreferenceFiles {
         if !RowFiles::are_at(path) {
             return Err(DataError::NoPreferences { path: path.to_owned() });
         }
-        let RowFiles { name, splits, unread } = RowFiles::open(path, columns)?;
-        let read = |rows: Option<SplitRows>| rows.map(|rows| Rows::read(rows, columns, loss)).transpose();
-        let [train, validation, test] = splits;
-        Ok(Self { name, splits: [read(train)?, read(validation)?, read(test)?], unread })
-    }
-
-    /// The path as given.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns whether the data has this split.
-    pub fn has(&self, split: Split) -> bool {
-        self.splits[split as usize].is_some()
-    }
-
-    /// Row files in the directory that belong to no split, and texts of a split.
-    pub fn unread(&self) -> &[PathBuf] {
-        &self.unread
+        let read = |origin: Origin<'_>, fields, tally: &mut Tally| {
+            Record::from_fields(fields, loss, origin.is_table(), tally).map_err(|found| origin.wrong(found))
+        };
+        let mut files = Self::read(path, columns, read)?;
+        if loss == Some(PreferenceLoss::Kto) {
+            for rows in files.splits.iter_mut().flatten() {
+                rows.records = alone(&rows.records).into();
+            }
+        }
+        Ok(files)
     }
 
     /// Builds datasets of one context length from these splits.
@@ -86,87 +62,45 @@ impl PreferenceFiles {
     /// A missing split, a row that cannot be encoded for the model, or a split without any pair that fits in the context.
     pub fn splits(&self, splits: &[Split], form: &PairForm<'_>) -> Result<TokenSplits, DataError> {
         let kto = form.loss == Some(PreferenceLoss::Kto);
-        let (mut tally, mut skipped, mut equal, mut cut) = (Tally::default(), 0, 0, Cut::default());
+        let (mut tally, mut skipped, mut unlearned) = (Tally::default(), 0, 0);
         let mut datasets = Vec::new();
         for split in splits {
-            let Some(rows) = &self.splits[*split as usize] else {
-                let looked_for = looked_for(*split);
-                return Err(DataError::SplitMissing { corpus: self.name.clone(), split: *split, looked_for });
-            };
-            let mut records = rows.encode(form)?;
+            let (name, rows) = self.split(*split)?;
+            let mut records = rows.encode(|origin, record| form.encode_at(origin, record))?;
             for record in &mut records {
                 tally.remarks.add(std::mem::take(&mut record.remarks));
                 tally.unused(record.unused.iter());
             }
-            equal += records.iter().filter(|record| record.is_equal()).count();
+            unlearned += records.iter().filter(|record| record.is_equal()).count();
             tally.add(&rows.tally);
             tally.merged += records.iter().filter(|record| form.loss.is_some() && record.merged).count();
             let all = records.len();
-            let name = format!("the {split} split of `{}`", self.name);
             let dataset = PreferencePairs::new(name, records, form)?;
-            skipped += all - dataset.pairs();
-            cut = [cut, dataset.cut_by(form.context)].into_iter().sum();
+            skipped += all - dataset.len();
             datasets.push(dataset);
         }
-        let context = datasets.iter().map(PreferencePairs::longest).max().unwrap_or(0);
-        datasets.iter_mut().for_each(|dataset| dataset.set_context(context));
-        Ok(TokenSplits {
-            items: if kto { "answers" } else { "pairs" },
-            context,
-            cut,
-            skipped,
-            unlearned: equal,
-            packing: None,
-            tally,
-            splits: as_content(datasets),
-        })
+        let splits = ragged::splits(if kto { "answers" } else { "pairs" }, datasets, form.context);
+        Ok(TokenSplits { skipped, unlearned, tally, ..splits })
     }
 }
 
-impl Rows {
-    fn read(
-        SplitRows { files, rows }: SplitRows,
-        columns: &[Column],
-        loss: Option<PreferenceLoss>,
-    ) -> Result<Self, DataError> {
-        let are_tables: Vec<bool> = files.iter().map(|file| is_table(file)).collect();
-        let mut tally = Tally::default();
-        let read = |(file, (place, row)): (usize, Row)| {
-            let record = Record::from_fields(Fields::new(row, columns), loss, are_tables[file], &mut tally);
-            let failed = |found| DataError::Record { path: files[file].clone(), place, found };
-            Ok((file, place, record.map_err(failed)?))
-        };
-        let mut rows = rows.into_iter().map(read).collect::<Result<Vec<_>, DataError>>()?;
-        if loss == Some(PreferenceLoss::Kto) {
-            rows = alone(rows);
-        }
-        Ok(Self { files, rows: rows.into(), tally: Arc::new(tally) })
-    }
-
-    /// The tokens of all rows. Of several that cannot be encoded, the error names the first.
-    fn encode(&self, form: &PairForm<'_>) -> Result<Vec<Encoded>, DataError> {
-        let encode = |(file, place, record): &(usize, RowPosition, Record)| {
-            let (path, place) = (&self.files[*file], *place);
-            let failed = |source| DataError::Example { path: path.clone(), place, source };
-            let pair = form.encode(record).map_err(failed)?;
-            let name = format!("{place} of `{}`", path.display());
-            pair.texts.iter().try_for_each(|text| check(&name, text, form.vocabulary))?;
-            Ok(pair)
-        };
-        let pairs: Vec<Result<Encoded, DataError>> = self.rows.par_iter().map(encode).collect();
-        pairs.into_iter().collect()
+impl PairForm<'_> {
+    fn encode_at(&self, origin: Origin<'_>, record: &Record) -> Result<Encoded, DataError> {
+        let pair = self.encode(record).map_err(|source| origin.not_encoded(source))?;
+        pair.texts.iter().try_for_each(|text| origin.check(text, self.vocabulary))?;
+        Ok(pair)
     }
 }
 
 /// The rows with one answer each: those of pairs are first all chosen ones and then all rejected ones.
-fn alone(rows: Vec<(usize, RowPosition, Record)>) -> Vec<(usize, RowPosition, Record)> {
+fn alone(rows: &[(usize, RowPosition, Record)]) -> Vec<(usize, RowPosition, Record)> {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for (file, place, record) in rows {
         match record.label {
-            Some(_) => first.push((file, place, record)),
+            Some(_) => first.push((*file, *place, record.clone())),
             None => {
-                first.push((file, place, record.alone(0)));
-                second.push((file, place, record.alone(1)));
+                first.push((*file, *place, record.alone(0)));
+                second.push((*file, *place, record.alone(1)));
             }
         }
     }
@@ -179,6 +113,7 @@ mod tests {
     use crate::data::Content;
     use hydra_core::Batch;
     use std::fs;
+    use std::sync::Arc;
 
     fn open(text: &str, loss: Option<PreferenceLoss>) -> Result<PreferenceFiles, String> {
         let dir = tempfile::tempdir().unwrap();

@@ -9,6 +9,6 @@ mod files;
 mod record;
 mod reference;
 
-pub use dataset::PreferencePairs;
+pub use dataset::{Pairs, PreferencePairs};
 pub use files::{PairForm, PreferenceFiles};
 pub use reference::WithReference;

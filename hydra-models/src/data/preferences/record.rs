@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// A prompt with its answers: a chosen and a rejected one, or one that is desirable or not.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Record {
+pub struct Record {
     pub(super) content: Content,
     /// Whether the only answer is desirable; `None` for two answers.
     pub(super) label: Option<bool>,
