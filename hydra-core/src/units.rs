@@ -6,40 +6,40 @@ use std::{fmt, str::FromStr};
 /// A number of bytes that is parsed and displayed with binary units (`64MiB`). Serde writes the number, and
 /// reads a number or a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Written<u64>")]
+#[serde(try_from = "NumberOrText<u64>")]
 pub struct ByteSize(pub u64);
 
 /// The bytes per second of a link (`8GiB/s`). Serde writes the number, and reads a number or a text.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
-#[serde(try_from = "Written<f64>")]
+#[serde(try_from = "NumberOrText<f64>")]
 pub struct Bandwidth(pub f64);
 
 /// A size or a bandwidth as a number or a text.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a number of bytes, or a text such as 64MiB")]
-enum Written<N> {
+enum NumberOrText<N> {
     Number(N),
     Text(String),
 }
 
-impl TryFrom<Written<u64>> for ByteSize {
+impl TryFrom<NumberOrText<u64>> for ByteSize {
     type Error = UnitError;
 
-    fn try_from(written: Written<u64>) -> Result<Self, UnitError> {
+    fn try_from(written: NumberOrText<u64>) -> Result<Self, UnitError> {
         match written {
-            Written::Number(bytes) => Ok(Self(bytes)),
-            Written::Text(text) => text.parse(),
+            NumberOrText::Number(bytes) => Ok(Self(bytes)),
+            NumberOrText::Text(text) => text.parse(),
         }
     }
 }
 
-impl TryFrom<Written<f64>> for Bandwidth {
+impl TryFrom<NumberOrText<f64>> for Bandwidth {
     type Error = UnitError;
 
-    fn try_from(written: Written<f64>) -> Result<Self, UnitError> {
+    fn try_from(written: NumberOrText<f64>) -> Result<Self, UnitError> {
         match written {
-            Written::Number(bytes_per_s) => Ok(Self(bytes_per_s)),
-            Written::Text(text) => text.parse(),
+            NumberOrText::Number(bytes_per_s) => Ok(Self(bytes_per_s)),
+            NumberOrText::Text(text) => text.parse(),
         }
     }
 }

@@ -76,7 +76,7 @@ fn train_with(
     weights: Option<Vec<Vec<f32>>>,
 ) -> Result<PlainRun, EngineError> {
     spec.validate()?;
-    let mut model = Model::new(chain, first, device.clone().autodiff())?;
+    let mut model = PlainModel::new(chain, first, device.clone().autodiff())?;
     model.buffers = weights.unwrap_or(model.buffers);
     let mut sampler = Sampler::new(data.len(), spec.batch, spec.seed, spec.shuffle);
     let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
@@ -111,7 +111,7 @@ pub fn train_from(
     guarded("the plain loop", || train_with(chain, data, (spec, 0), spec, device, Some(weights)))
 }
 
-struct Model<'a> {
+struct PlainModel<'a> {
     chain: &'a Chain,
     spec: &'a TrainSpec,
     /// The autodiff device.
@@ -121,7 +121,7 @@ struct Model<'a> {
     moments: Vec<Vec<(Vec<f32>, MomentLayout)>>,
 }
 
-impl<'a> Model<'a> {
+impl<'a> PlainModel<'a> {
     fn new(chain: &'a Chain, spec: &'a TrainSpec, device: Device) -> Result<Self, EngineError> {
         let buffers =
             (0..chain.buffers().len()).map(|i| quantized(chain, i, initial_buffer(chain, i, spec.seed)?));

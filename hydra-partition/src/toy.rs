@@ -324,12 +324,12 @@ pub fn carrying_batch(items: usize) -> Batch {
 
 /// A layer with a matrix and a bias, whose matrix another layer may share.
 #[derive(Module, Debug)]
-struct Table {
+struct TableLayer {
     table: Param<Tensor<2>>,
     bias: Param<Tensor<1>>,
 }
 
-impl Forward for Table {
+impl Forward for TableLayer {
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
         Activation::of(x.into_float::<2>().matmul(self.table.val()) + self.bias.val().unsqueeze())
     }
@@ -339,7 +339,8 @@ impl Forward for Table {
 pub fn tied_chain() -> Chain {
     let device = Device::flex();
     let table = Param::from_tensor(Tensor::ones([WIDTH, WIDTH], &device));
-    let use_of = || Table { table: table.clone(), bias: Param::from_tensor(Tensor::ones([WIDTH], &device)) };
+    let use_of =
+        || TableLayer { table: table.clone(), bias: Param::from_tensor(Tensor::ones([WIDTH], &device)) };
     let builder = Chain::builder("tied").layer("in", use_of()).layer("between", dense(0, 0));
     builder.layer("out", use_of()).layer("loss", Distance { hold: 0 }).build().unwrap()
 }

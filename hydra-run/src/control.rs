@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// A handle to the state that a command shares with the program around it.
 #[derive(Clone, Debug, Default)]
-pub struct Control(Arc<Shared>);
+pub struct Control(Arc<SharedControl>);
 
 /// A metric that the program around a command computes.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ impl fmt::Debug for TextMetric {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedControl {
     stop: StopFlag,
     metric: Option<TextMetric>,
     state: Mutex<State>,
@@ -50,7 +50,7 @@ pub struct State {
     /// The run directory, once it is known.
     pub(crate) directory: Option<PathBuf>,
     /// The lines of `metrics.jsonl`, once it is open.
-    pub(crate) lines: Option<Lines>,
+    pub(crate) lines: Option<LogRange>,
     /// The result, as the command line prints it.
     pub output: String,
     /// The warnings and errors, one line each.
@@ -71,7 +71,7 @@ impl fmt::Debug for State {
 
 /// The part of `metrics.jsonl` that this command has written, as byte offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lines {
+pub(crate) struct LogRange {
     /// The start; lines before it are of earlier parts of the run.
     pub(crate) first: u64,
     /// The end of the last complete line.
@@ -81,7 +81,7 @@ pub(crate) struct Lines {
 impl Control {
     /// Returns the state of a command whose program computes a metric.
     pub fn new(metric: Option<TextMetric>) -> Self {
-        Self(Arc::new(Shared { metric, ..Shared::default() }))
+        Self(Arc::new(SharedControl { metric, ..SharedControl::default() }))
     }
 
     /// Returns the metric that the program computes, if any.
@@ -109,7 +109,7 @@ impl Control {
     /// Sets the end of the complete lines of `metrics.jsonl`. The first call also sets their start: lines before it are of
     /// earlier parts of the run.
     pub(crate) fn written(&self, whole: u64) {
-        self.update(|state| state.lines.get_or_insert(Lines { first: whole, whole }).whole = whole);
+        self.update(|state| state.lines.get_or_insert(LogRange { first: whole, whole }).whole = whole);
     }
 
     /// Sets the handler of run control commands.
@@ -188,7 +188,7 @@ mod tests {
         // Every update wakes the waiting thread; only the end satisfies it.
         let state = updated.until(Duration::MAX, |state| state.ended);
         assert_eq!((state.directory.as_deref(), state.output.as_str()), (Some(here.as_path()), "{}"));
-        assert_eq!(state.lines, Some(Lines { first: 10, whole: 30 }));
+        assert_eq!(state.lines, Some(LogRange { first: 10, whole: 30 }));
         drop(state);
         updating.join().unwrap();
     }

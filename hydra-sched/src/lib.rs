@@ -117,8 +117,8 @@ pub use policy::{
 #[cfg(feature = "conformance")]
 pub use simulator::conformance;
 pub use simulator::{
-    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, LowerBounds, Occupation, Outcome,
-    ParamBufferCost, PowerModel, Queue, Read, Replacement, Row, ShardCost, ShardTimes, Simulation,
-    SimulationError, SimulationOptions, Span, Strategy, TaskCost, Variation, WorkingBytes, Workload,
-    WorkloadError, compare, exact, replay, simulate, without_transfers,
+    DeviceCost, DoesNotFit, Draw, Epoch, EvaluationCost, Exact, LowerBounds, Occupation, ParamBufferCost,
+    PowerModel, Queue, Read, Replacement, Row, ScheduleSpan, ShardCost, ShardTimes, Simulation,
+    SimulationError, SimulationOptions, Strategy, StrategyOutcome, TaskCost, Variation, WorkingBytes,
+    Workload, WorkloadError, compare, exact, replay, simulate, without_transfers,
 };

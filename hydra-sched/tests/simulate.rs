@@ -2,8 +2,8 @@
 
 use hydra_sched::{
     Claimable, DeviceCost, Draw, EvaluationCost, ModelIndex, ModelView, Occupation, ParamBufferCost, Policy,
-    PolicyKind, Priority, Replacement, Request, ShardCost, ShardTaskKind, ShardTimes, Simulation,
-    SimulationOptions, Span, TaskCost, WorkingBytes, Workload, replay, simulate,
+    PolicyKind, Priority, Replacement, Request, ScheduleSpan, ShardCost, ShardTaskKind, ShardTimes,
+    Simulation, SimulationOptions, TaskCost, WorkingBytes, Workload, replay, simulate,
 };
 
 /// A workload on devices that keep copies.
@@ -251,7 +251,7 @@ fn promotions_wait_for_room() {
     let mut of = |working_bytes| {
         (workload.devices[0].memory_bytes, workload.devices[0].working_bytes) = (Some(20), working_bytes);
         let result = lrtf(&workload);
-        let promotes = |span: &&Span| matches!(span.what, Occupation::Promote { .. });
+        let promotes = |span: &&ScheduleSpan| matches!(span.what, Occupation::Promote { .. });
         let last_s = result.spans.iter().filter(promotes).map(|span| span.start_s).fold(0.0, f64::max);
         (result.makespan_s, last_s, result.promotions, result.peak_bytes[0])
     };

@@ -165,4 +165,4 @@ pub mod prelude {
 /// The examples of `docs/library.md`, compiled and run as tests of this crate's documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/library.md")]
-struct Library;
+struct LibraryExamples;

@@ -11,27 +11,27 @@ use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-pub(crate) struct Item {
+pub(crate) struct ChecklistItem {
     pub(crate) number: usize,
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Subject) -> Result<Finding>,
 }
 
 /// The items in execution order: the cold start, then the most important ones, then the long ones.
-pub(crate) const ITEMS: [Item; 12] = [
-    Item { number: 9, name: "first step vs. later steps", run: training::cold_start },
-    Item { number: 1, name: "kernels compile, loss falls, same bits", run: training::learns },
-    Item { number: 2, name: "link bandwidth", run: copies::bandwidth },
-    Item { number: 3, name: "overlap of copies and computation", run: copies::overlap },
-    Item { number: 10, name: "spilled step vs. resident step", run: training::spilled },
-    Item { number: 4, name: "swaps with checksums", run: copies::swaps },
-    Item { number: 11, name: "optimizer on the device", run: optimizer::steps },
-    Item { number: 7, name: "matrix products", run: kernels::products },
-    Item { number: 8, name: "attention and head by context", run: kernels::contexts },
-    Item { number: 6, name: "reserved memory does not grow", run: memory::plateau },
-    Item { number: 12, name: "losses vs. the CPU's", run: precision::losses },
+pub(crate) const ITEMS: [ChecklistItem; 12] = [
+    ChecklistItem { number: 9, name: "first step vs. later steps", run: training::cold_start },
+    ChecklistItem { number: 1, name: "kernels compile, loss falls, same bits", run: training::learns },
+    ChecklistItem { number: 2, name: "link bandwidth", run: copies::bandwidth },
+    ChecklistItem { number: 3, name: "overlap of copies and computation", run: copies::overlap },
+    ChecklistItem { number: 10, name: "spilled step vs. resident step", run: training::spilled },
+    ChecklistItem { number: 4, name: "swaps with checksums", run: copies::swaps },
+    ChecklistItem { number: 11, name: "optimizer on the device", run: optimizer::steps },
+    ChecklistItem { number: 7, name: "matrix products", run: kernels::products },
+    ChecklistItem { number: 8, name: "attention and head by context", run: kernels::contexts },
+    ChecklistItem { number: 6, name: "reserved memory does not grow", run: memory::plateau },
+    ChecklistItem { number: 12, name: "losses vs. the CPU's", run: precision::losses },
     // Last, because a device may not recover.
-    Item { number: 5, name: "out of memory", run: memory::out_of_memory },
+    ChecklistItem { number: 5, name: "out of memory", run: memory::out_of_memory },
 ];
 
 #[derive(Clone, Debug, Serialize)]
@@ -72,7 +72,7 @@ pub(crate) type CheckResults = (Vec<ItemResult>, Option<anyhow::Error>);
 
 /// Runs the items until the device stops computing: a failing kernel can make it unusable for the whole process.
 pub(crate) fn run_items(
-    items: &[&Item],
+    items: &[&ChecklistItem],
     json: bool,
     subject: &Subject,
     panics: &Panics,
@@ -128,8 +128,9 @@ mod tests {
 
     #[test]
     fn a_failed_item_ends_the_check_only_where_the_device_does_not_compute_any_more() {
-        let fails = Item { number: 4, name: "fails", run: |_| bail!("a bad kernel") };
-        let passes = Item { number: 11, name: "passes", run: |_| Ok(Finding::not_applicable("fine")) };
+        let fails = ChecklistItem { number: 4, name: "fails", run: |_| bail!("a bad kernel") };
+        let passes =
+            ChecklistItem { number: 11, name: "passes", run: |_| Ok(Finding::not_applicable("fine")) };
         let nothing = Panics(Arc::default());
         let (done, unusable) =
             run_items(&[&fails, &passes], false, &Subject::cpu(ByteSize::mib(1)), &nothing).unwrap();

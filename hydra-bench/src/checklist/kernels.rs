@@ -147,7 +147,7 @@ fn keeps_f32(device: &Device, product: Product) -> Result<bool> {
 }
 
 /// The shape of the measured layers.
-struct Shape {
+struct LayerShape {
     width: usize,
     heads: usize,
     vocabulary: usize,
@@ -160,8 +160,8 @@ pub(super) fn contexts(subject: &Subject) -> Result<Finding> {
     let workers = Workers::new(subject, &device)?;
     let contexts = subject.pick(&[512, 1024, 2048][..], &[64, 128]);
     let shape = match subject.quick {
-        false => Shape { width: 768, heads: 12, vocabulary: 50_257, chunk_rows: 256 },
-        true => Shape { width: 64, heads: 4, vocabulary: 1000, chunk_rows: 64 },
+        false => LayerShape { width: 768, heads: 12, vocabulary: 50_257, chunk_rows: 256 },
+        true => LayerShape { width: 64, heads: 4, vocabulary: 1000, chunk_rows: 64 },
     };
     let (mut rows, mut problems, mut figures) = (Vec::new(), Vec::new(), Vec::new());
     for (op, make) in [("attention", attention as Op), ("head", head as Op)] {
@@ -182,7 +182,7 @@ pub(super) fn contexts(subject: &Subject) -> Result<Finding> {
         }
     }
     let figure = if figures.is_empty() { "-".to_owned() } else { figures.join(", ") };
-    let Shape { width, heads, vocabulary, .. } = shape;
+    let LayerShape { width, heads, vocabulary, .. } = shape;
     let good = format!(
         "forward and backward, batch 1, width {width}, {heads} heads, vocabulary {vocabulary}; the figure is for the \
         longest context"
@@ -194,7 +194,7 @@ pub(super) fn contexts(subject: &Subject) -> Result<Finding> {
 type Run = Box<dyn Fn() -> Result<f32>>;
 
 /// Uploads the inputs for a context.
-type Op = fn(&Device, usize, &Shape) -> Run;
+type Op = fn(&Device, usize, &LayerShape) -> Run;
 
 /// Returns the seconds, and the peak bytes in addition to the inputs.
 fn measured(subject: &Subject, device: &OpenDevice, run: Run) -> Result<(f64, u64)> {
@@ -214,7 +214,7 @@ fn small(salt: usize, elements: usize) -> Vec<f32> {
     pattern(salt, elements).into_iter().map(|value| (value - 3.5) * 0.1).collect()
 }
 
-fn attention(device: &Device, context: usize, shape: &Shape) -> Run {
+fn attention(device: &Device, context: usize, shape: &LayerShape) -> Run {
     let device = device.clone().autodiff();
     let qkv = small(1, context * 3 * shape.width);
     let qkv = tensor(&device, qkv, [1, context, 3 * shape.width]).require_grad();
@@ -224,7 +224,7 @@ fn attention(device: &Device, context: usize, shape: &Shape) -> Run {
     Box::new(move || first_gradient(&qkv, causal_attention(qkv.clone(), options, &pass).sum()))
 }
 
-fn head(device: &Device, context: usize, shape: &Shape) -> Run {
+fn head(device: &Device, context: usize, shape: &LayerShape) -> Run {
     let device = device.clone().autodiff();
     let hidden = tensor(&device, small(1, context * shape.width), [context, shape.width]).require_grad();
     let table = small(2, shape.vocabulary * shape.width);

@@ -2,7 +2,7 @@
 
 use super::found::{Finding, Verdict, guarded};
 use super::subject::{Subject, computes};
-use super::training::{Model, each_model};
+use super::training::{SmallModel, each_model};
 use anyhow::{Context, Result};
 use burn::tensor::{Device, Tensor};
 use hydra_core::{AnyTensor, ByteSize, DeviceError, DeviceTensor, finish};
@@ -184,7 +184,7 @@ impl Observer for MemoryWatcher {
     }
 }
 
-fn watched(subject: &Subject, model: &Model) -> Result<ReservedMemory> {
+fn watched(subject: &Subject, model: &SmallModel) -> Result<ReservedMemory> {
     // A shard is promoted for the forward and for the backward pass; the last one once for both.
     let swaps = 2 * model.cuts.len() + 1;
     let steps = subject.pick(500usize, 40).div_ceil(swaps).max(4);

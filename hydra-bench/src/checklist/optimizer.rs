@@ -2,7 +2,7 @@
 
 use super::found::{Finding, Verdict};
 use super::subject::{Subject, supports};
-use super::training::{Model, each_model};
+use super::training::{SmallModel, each_model};
 use anyhow::Result;
 use hydra_core::{FloatType, TrainSpec};
 use hydra_engine::{OptimizerCheck, OptimizerPlacement, RuleCheck, TaskReport};
@@ -25,7 +25,7 @@ pub(super) fn steps(subject: &Subject) -> Result<Finding> {
 }
 
 /// Trains a small model with its optimizer on the device, and the same model stepped on the host.
-fn trained(subject: &Subject, model: &Model) -> Result<Value> {
+fn trained(subject: &Subject, model: &SmallModel) -> Result<Value> {
     let spec = TrainSpec { clip: None, ..model.spec(subject.pick(20, 4)) };
     let run = |placement| -> Result<TaskReport> {
         let run = subject.placed(subject.device.memory, placement)?;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const SPILLED: f64 = 1.15;
 
 /// A small model with its data.
-pub(super) struct Model {
+pub(super) struct SmallModel {
     pub(super) name: &'static str,
     pub(super) chain: Arc<Chain>,
     pub(super) data: Arc<dyn Dataset>,
@@ -29,7 +29,7 @@ pub(super) struct Model {
     batch: usize,
 }
 
-impl Model {
+impl SmallModel {
     pub(super) fn spec(&self, steps: usize) -> TrainSpec {
         let spec = TrainSpec::new(OptimizerSpec::adamw(3e-3), self.batch);
         TrainSpec { length: Length::Steps(steps), clip: Some(1.0), ..spec }
@@ -44,12 +44,12 @@ impl Model {
 }
 
 /// Returns a small GPT-2 with this float type on the device.
-pub(super) fn gpt2(subject: &Subject, float: FloatType) -> Result<Model> {
+pub(super) fn gpt2(subject: &Subject, float: FloatType) -> Result<SmallModel> {
     let name = if float == FloatType::F32 { "gpt2" } else { "gpt2 in bf16" };
     let config = Gpt2Config::preset("bytes-tiny")?;
     let chain = chain(&config, None)?.with_float_type(float);
     let data = text(&config, subject.pick(64, 16))?;
-    Ok(Model { name, chain: Arc::new(chain), data, cuts: vec![1, 3, 5], batch: 8 })
+    Ok(SmallModel { name, chain: Arc::new(chain), data, cuts: vec![1, 3, 5], batch: 8 })
 }
 
 /// Returns the built-in text for a GPT-2.
@@ -60,8 +60,8 @@ fn text(config: &Gpt2Config, context: usize) -> Result<Arc<TokenBlocks>> {
 }
 
 /// Returns an MLP, which uses only Burn's kernels, and GPT-2s, which use this project's.
-fn small_models(subject: &Subject) -> Result<Vec<Model>> {
-    let dense = Model {
+fn small_models(subject: &Subject) -> Result<Vec<SmallModel>> {
+    let dense = SmallModel {
         name: "mlp",
         chain: Arc::new(mlp::chain(&[2, 64, 64, 64], 3)?),
         data: Arc::new(mlp::Spirals::new(7, 64, 3)),
@@ -73,7 +73,7 @@ fn small_models(subject: &Subject) -> Result<Vec<Model>> {
     let tiny = Gpt2Config::preset("bytes-tiny")?;
     let odd = Gpt2Config { n_embd: 42, n_head: 2, n_layer: 2, n_positions: 50, ..tiny };
     let (name, data, chain) = ("gpt2 of odd sizes", text(&odd, 50)?, chain(&odd, None)?);
-    let uneven = Model { name, chain: Arc::new(chain), data, cuts: vec![1, 2, 3], batch: 1 };
+    let uneven = SmallModel { name, chain: Arc::new(chain), data, cuts: vec![1, 2, 3], batch: 1 };
     let mut models = vec![dense, gpt2(subject, FloatType::F32)?, uneven];
     if supports(&subject.open()?.burn, FloatType::Bf16) {
         models.push(gpt2(subject, FloatType::Bf16)?);
@@ -85,7 +85,7 @@ fn small_models(subject: &Subject) -> Result<Vec<Model>> {
 pub(super) fn each_model(
     subject: &Subject,
     rows: &mut Vec<Value>,
-    mut measure: impl FnMut(&Model) -> Result<Value>,
+    mut measure: impl FnMut(&SmallModel) -> Result<Value>,
 ) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for model in small_models(subject)? {
@@ -116,7 +116,7 @@ fn fall(row: &Value) -> Option<String> {
     Some(format!("{} {:.3} to {:.3}", row["model"].as_str()?, loss(losses.first())?, loss(losses.last())?))
 }
 
-fn learned(subject: &Subject, model: &Model) -> Result<Value> {
+fn learned(subject: &Subject, model: &SmallModel) -> Result<Value> {
     let spec = model.spec(subject.pick(30, 8));
     let device = subject.open()?;
     let plain = plain::train_on(&model.chain, model.data.as_ref(), &spec, &device.burn)?;
@@ -155,7 +155,7 @@ pub(super) fn cold_start(subject: &Subject) -> Result<Finding> {
     Ok(Finding::of(&problems, figure, good, rows))
 }
 
-fn first_and_later(subject: &Subject, model: &Model) -> Result<Value> {
+fn first_and_later(subject: &Subject, model: &SmallModel) -> Result<Value> {
     let (device, open_s) = timed(|| subject.open())?;
     let spec = model.spec(1);
     let step = || timed(|| Ok(plain::train_on(&model.chain, model.data.as_ref(), &spec, &device.burn)?));

@@ -15,13 +15,13 @@ const GRIDS: [&str; 2] = ["select", "explain"];
 
 /// A flag of a command line, with all words up to the next flag.
 #[derive(Clone, Debug)]
-struct Item {
+struct GivenFlag {
     /// The flag as it was typed, without a value.
     typed: String,
     values: Vec<String>,
 }
 
-impl Item {
+impl GivenFlag {
     fn name(&self) -> String {
         self.typed.trim_start_matches('-').replace('-', "_").to_ascii_lowercase()
     }
@@ -49,14 +49,14 @@ impl Item {
 
 /// A command line, split without knowledge of the command's flags.
 #[derive(Clone, Debug)]
-struct Line {
+struct SplitLine {
     command: &'static str,
     /// The program's name, the command and all other words before the first flag.
     before: Vec<String>,
-    items: Vec<Item>,
+    items: Vec<GivenFlag>,
 }
 
-impl Line {
+impl SplitLine {
     fn read(arguments: &[OsString]) -> Option<Self> {
         let mut words = arguments.iter().map(|word| word.to_string_lossy().into_owned()).peekable();
         words.next()?;
@@ -66,7 +66,7 @@ impl Line {
             Some(word) => COMMANDS.into_iter().find(|name| name == word)?,
             None => return None,
         };
-        let mut items: Vec<Item> = Vec::new();
+        let mut items: Vec<GivenFlag> = Vec::new();
         for word in words {
             let is_flag =
                 word.starts_with("--") || word.starts_with('-') && word[1..].starts_with(char::is_alphabetic);
@@ -75,7 +75,7 @@ impl Line {
                     let (typed, value) =
                         word.split_once('=').map_or((&*word, None), |(flag, value)| (flag, Some(value)));
                     let values = value.map(str::to_owned).into_iter().collect();
-                    items.push(Item { typed: typed.to_owned(), values });
+                    items.push(GivenFlag { typed: typed.to_owned(), values });
                 }
                 (false, Some(item)) => item.values.push(word),
                 (false, None) => before.push(word),
@@ -89,8 +89,8 @@ impl Line {
         let all = self.given();
         let mut words = self.before.clone();
         let mut written: Vec<String> = Vec::new();
-        let own = |item: &Item| item.is_of(command);
-        let kept: Vec<String> = self.items.iter().filter(|item| own(item)).map(Item::name).collect();
+        let own = |item: &GivenFlag| item.is_of(command);
+        let kept: Vec<String> = self.items.iter().filter(|item| own(item)).map(GivenFlag::name).collect();
         for item in &self.items {
             match meant(item, &all, command) {
                 Some(suggested) if !own(item) => {
@@ -108,7 +108,7 @@ impl Line {
     }
 
     fn given(&self) -> Vec<NamedValue> {
-        self.items.iter().map(Item::given).collect()
+        self.items.iter().map(GivenFlag::given).collect()
     }
 }
 
@@ -119,7 +119,7 @@ fn flag_of<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
 }
 
 /// The replacement of a flag that the command does not have.
-fn meant(item: &Item, all: &[NamedValue], command: &Command) -> Option<Suggestion> {
+fn meant(item: &GivenFlag, all: &[NamedValue], command: &Command) -> Option<Suggestion> {
     let given = item.given();
     if flag_of(command, &given.name).is_some() {
         return Some(Suggestion { settings: vec![given], why: String::new() });
@@ -171,7 +171,7 @@ fn sentence(suggested: &Suggestion, write: impl Fn(&NamedValue) -> String, betwe
 
 /// The error with a message that suggests a correction, if one is known.
 pub(super) fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Error {
-    let Some(line) = Line::read(arguments) else { return error };
+    let Some(line) = SplitLine::read(arguments) else { return error };
     let mut hydra = Cli::command();
     hydra.build();
     let Some(command) = hydra.find_subcommand_mut(line.command) else { return error };
@@ -193,13 +193,13 @@ pub(super) fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Err
 }
 
 /// Replacements of flags of other programs, and of flags with `_` instead of `-`.
-fn foreign_flags(line: &Line, command: &Command) -> Option<(String, String)> {
+fn foreign_flags(line: &SplitLine, command: &Command) -> Option<(String, String)> {
     let all = line.given();
     let foreign = line.items.iter().filter(|item| !item.is_of(command));
     let foreign = foreign.filter_map(|item| Some((item, meant(item, &all, command)?)));
-    let foreign: Vec<(&Item, Suggestion)> = foreign.collect();
+    let foreign: Vec<(&GivenFlag, Suggestion)> = foreign.collect();
     let (first, _) = foreign.first()?;
-    let said = |(item, suggested): &(&Item, Suggestion)| {
+    let said = |(item, suggested): &(&GivenFlag, Suggestion)| {
         format!("unknown flag {}: {}", item.typed, sentence(suggested, as_flag, " "))
     };
     let mut lines: Vec<String> = foreign.iter().map(said).collect();
@@ -210,7 +210,7 @@ fn foreign_flags(line: &Line, command: &Command) -> Option<(String, String)> {
 }
 
 /// A correction of values that are separated by spaces instead of commas.
-fn several_values(line: &Line, command: &Command) -> Option<(String, String)> {
+fn several_values(line: &SplitLine, command: &Command) -> Option<(String, String)> {
     let item = line.items.iter().find(|item| item.values.len() > 1 && item.is_of(command))?;
     let name = item.name();
     let flag = flag_of(command, &name).filter(|flag| flag.get_action().takes_values())?;
@@ -243,7 +243,7 @@ fn value_of_list(error: &clap::Error) -> Option<(String, String)> {
 }
 
 /// A correction of a value in the notation of another program, or of a list for a command that trains one configuration.
-fn other_value(error: &clap::Error, line: &Line, command: &Command) -> Option<(String, String)> {
+fn other_value(error: &clap::Error, line: &SplitLine, command: &Command) -> Option<(String, String)> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let typed = flag.split([' ', '=']).next()?.to_owned();
     let item = line.items.iter().find(|item| item.typed == typed)?;

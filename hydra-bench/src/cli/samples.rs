@@ -11,7 +11,7 @@ const CHOICE: &str = "choice:";
 const SEARCHES: [&str; 3] = ["search", "space", "trials-file"];
 
 /// A setting with a list or a range, and its position in the arguments.
-struct Setting {
+struct ListedSetting {
     at: usize,
     /// The number of its arguments: one or two.
     arguments: usize,
@@ -22,7 +22,7 @@ struct Setting {
     sampled: bool,
 }
 
-impl Setting {
+impl ListedSetting {
     /// The setting at this position, if it has a list or a range, or is the value of a `--sample`.
     fn at(arguments: &[OsString], at: usize) -> Option<Self> {
         let flag = arguments[at].to_str()?.strip_prefix("--")?;
@@ -81,9 +81,10 @@ pub(super) fn with_lists(arguments: Vec<OsString>) -> Vec<OsString> {
     if !of_grid {
         return arguments;
     }
-    let settings: Vec<Setting> = (1..arguments.len()).filter_map(|at| Setting::at(&arguments, at)).collect();
-    let one_value = |setting: &Setting| setting.sampled && !setting.is_list() && !setting.is_range();
-    let searches = settings.iter().any(Setting::is_range)
+    let settings: Vec<ListedSetting> =
+        (1..arguments.len()).filter_map(|at| ListedSetting::at(&arguments, at)).collect();
+    let one_value = |setting: &ListedSetting| setting.sampled && !setting.is_list() && !setting.is_range();
+    let searches = settings.iter().any(ListedSetting::is_range)
         || arguments.iter().any(|argument| is_flag(argument, &SEARCHES));
     let mut made = Vec::with_capacity(arguments.len());
     let mut at = 0;

@@ -1,7 +1,7 @@
 //! `hydra check`: the checklist of a device, with figures and a verdict for each item.
 
 use crate::checklist::found::Verdict;
-use crate::checklist::items::{ITEMS, Item, ItemResult, Panics, run_items};
+use crate::checklist::items::{ChecklistItem, ITEMS, ItemResult, Panics, run_items};
 use crate::checklist::subject::Subject;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -48,8 +48,8 @@ pub(crate) fn run(args: CheckArgs, around: &Environment) -> Result<Outcome> {
     }
     let subject = subject(&args, around)?;
     let panics = Panics::collect();
-    let is_asked = |item: &&Item| args.only.is_empty() || args.only.contains(&item.number);
-    let asked: Vec<&Item> = ITEMS.iter().filter(is_asked).collect();
+    let is_asked = |item: &&ChecklistItem| args.only.is_empty() || args.only.contains(&item.number);
+    let asked: Vec<&ChecklistItem> = ITEMS.iter().filter(is_asked).collect();
     // The name marks a thread of Hydra, whose panics are reported as errors.
     let thread = std::thread::Builder::new().name("hydra-check".to_owned());
     let (done, unusable) = std::thread::scope(|scope| {

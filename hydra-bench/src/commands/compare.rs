@@ -63,7 +63,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome> {
         policies.push(PolicyRow::new(policy, &measured));
     }
     let copies = compare_copies(&workload, seed)?;
-    let report = Report::new(&workload, power, &rows, (policies, copies))?;
+    let report = ComparisonReport::new(&workload, power, &rows, (policies, copies))?;
     let json = serde_json::to_string_pretty(&report).context("the result could not be written as JSON")?;
     print(&if args.json { format!("{json}\n") } else { report.render() })?;
     if let Some(dir) = &args.out {
@@ -82,7 +82,7 @@ fn drawable(workload: &Workload) -> bool {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct ComparisonReport {
     devices: usize,
     tasks: usize,
     shard_tasks: u64,
@@ -172,7 +172,7 @@ fn strategy_row(row: &Row, sharp_s: f64, power: PowerModel) -> StrategyRow {
     StrategyRow { strategy, figures, does_not_fit, assumptions, leaves_idle: row.strategy.leaves_idle() }
 }
 
-impl Report {
+impl ComparisonReport {
     fn new(
         workload: &Workload,
         power: PowerModel,

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
     }
     let options = SimulationOptions { prefetch: !args.no_prefetch, record: args.gantt.is_some() };
     let measured = measure(&workload, args.policy, args.simulator.seed.unwrap_or(0), options)?;
-    let report = Report::new(&workload, args, &measured);
+    let report = SimulationReport::new(&workload, args, &measured);
     // The result is printed first, in case the plot cannot be written.
     let json = || serde_json::to_string_pretty(&report).context("the result could not be written as JSON");
     print(&if args.json { json()? + "\n" } else { report.render() })?;
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<Outcome> {
 }
 
 #[derive(Debug, Serialize)]
-struct Report<'a> {
+struct SimulationReport<'a> {
     policy: &'static str,
     seed: u64,
     prefetch: bool,
@@ -74,15 +74,15 @@ struct Report<'a> {
     utilization: Vec<f64>,
     shard_tasks: u64,
     #[serde(flatten)]
-    promoted: Promoted,
+    promoted: PromotedBytes,
     #[serde(flatten)]
     decided: Decided,
-    tasks: Vec<Task<'a>>,
+    tasks: Vec<SimulatedTask<'a>>,
 }
 
 /// The promotions of a simulation.
 #[derive(Debug, Serialize)]
-struct Promoted {
+struct PromotedBytes {
     promotions: u64,
     promotions_saved: u64,
     promotion_wait_s: f64,
@@ -98,15 +98,15 @@ struct Decided {
 }
 
 #[derive(Debug, Serialize)]
-struct Task<'a> {
+struct SimulatedTask<'a> {
     name: &'a str,
     arrival_s: f64,
     finished_s: f64,
 }
 
-impl<'a> Report<'a> {
+impl<'a> SimulationReport<'a> {
     fn new(workload: &'a Workload, args: &SimulateArgs, Measured { run, decision_ns }: &Measured) -> Self {
-        let task = |(task, finished_s): (&'a TaskCost, &f64)| Task {
+        let task = |(task, finished_s): (&'a TaskCost, &f64)| SimulatedTask {
             name: &task.name,
             arrival_s: task.arrival_s,
             finished_s: *finished_s,
@@ -124,7 +124,7 @@ impl<'a> Report<'a> {
             bounds: run.bounds,
             utilization: run.utilization(),
             shard_tasks: run.shard_tasks,
-            promoted: Promoted {
+            promoted: PromotedBytes {
                 promotions,
                 promotions_saved,
                 promotion_wait_s: run.promotion_wait_s,
@@ -144,7 +144,7 @@ impl<'a> Report<'a> {
         let over = fixed(self.over_bound, 4);
         row("lower bound", format!("{bound} ({name}); the makespan is {over} times that"));
         row("utilization", self.utilization_text());
-        let Promoted { promotions, promotions_saved: saved, promotion_wait_s, promoted_bytes } =
+        let PromotedBytes { promotions, promotions_saved: saved, promotion_wait_s, promoted_bytes } =
             self.promoted;
         let wait = Unit::of(promotion_wait_s).show(promotion_wait_s);
         row(

@@ -17,7 +17,7 @@ use hydra_run::settings::{
     AdapterSettings, DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, flags, model_help, values,
 };
 use hydra_run::terminal::{Outcome, Table, Usage, print, tell};
-use measure::{Measured, Meter};
+use measure::{Meter, StepCosts};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -206,7 +206,7 @@ fn settings(
     }))
 }
 
-fn figures(args: &StepArgs, subject: &Subject, report: &RunReport, measured: &Measured) -> Value {
+fn figures(args: &StepArgs, subject: &Subject, report: &RunReport, measured: &StepCosts) -> Value {
     // The arithmetic of a model that is trained as a whole is not that of its adapters.
     let (tokens, flops) = (subject.tokens(), args.lora.is_none().then(|| subject.flops()));
     let parts: serde_json::Map<String, Value> =

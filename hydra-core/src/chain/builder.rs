@@ -157,7 +157,7 @@ impl ChainBuilder {
         let mut uses: HashMap<ParamId, usize> = HashMap::new();
         let ids = parts.iter().flat_map(|(part, _)| part.params.iter().map(|p| p.info.id));
         ids.for_each(|id| *uses.entry(id).or_default() += 1);
-        let mut layout = Layout { chain: &self.name, uses, buffers: Vec::new(), tied: HashMap::new() };
+        let mut layout = ChainLayout { chain: &self.name, uses, buffers: Vec::new(), tied: HashMap::new() };
         let mut layers = Vec::new();
         for (index, (mut part, layer)) in parts.into_iter().enumerate() {
             let layer = part.uninitialized(&self.name, layer, |id| layout.tied.contains_key(&id))?;
@@ -282,14 +282,14 @@ impl DeclaredLayer {
     }
 }
 
-struct Layout<'a> {
+struct ChainLayout<'a> {
     chain: &'a str,
     uses: HashMap<ParamId, usize>,
     buffers: Vec<ParamBufferLayout>,
     tied: HashMap<ParamId, usize>,
 }
 
-impl Layout<'_> {
+impl ChainLayout<'_> {
     fn place(&mut self, index: usize, part: DeclaredLayer) -> Result<Vec<ParamRef>, CoreError> {
         let trained: Vec<bool> = part.trained().collect();
         let DeclaredLayer { name, params, inits, .. } = part;

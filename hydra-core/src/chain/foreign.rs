@@ -38,7 +38,7 @@ pub fn foreign(
 ) -> Activation {
     let device = device.clone().autodiff();
     let of_inputs = vec![None; inputs.parts().len()];
-    let call = Call(Arc::new(Mutex::new(State {
+    let call = Call(Arc::new(Mutex::new(ForeignState {
         gradients: vec![None; outputs.len()],
         of_inputs,
         backward: Some(backward),
@@ -63,9 +63,9 @@ pub fn foreign(
 
 /// The state that the nodes of a computation share.
 #[derive(Clone)]
-pub(crate) struct Call(Arc<Mutex<State>>);
+pub(crate) struct Call(Arc<Mutex<ForeignState>>);
 
-struct State {
+struct ForeignState {
     gradients: Vec<Option<HostTensor>>,
     of_inputs: Vec<Option<HostTensor>>,
     backward: Option<ForeignBackward>,
@@ -78,7 +78,7 @@ impl fmt::Debug for Call {
 }
 
 impl Call {
-    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut ForeignState) -> T) -> T {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -26,7 +26,7 @@ pub enum OwnInit {
 /// The memory layout of a parameter: a module may store it transposed and transpose it when it initializes
 /// it, as Burn's `Linear` does with `LinearLayout::Col`.
 #[derive(Clone, Debug)]
-pub(crate) struct Form {
+pub(crate) struct ParameterForm {
     /// The shape that forwards see.
     pub shape: Vec<usize>,
     /// The position of each dimension in the shape that the initializer draws.
@@ -35,7 +35,7 @@ pub(crate) struct Form {
     pub trained: bool,
 }
 
-impl Form {
+impl ParameterForm {
     /// Returns the form of a parameter without initializing it, or `None` if the module's load mapper does
     /// more than permute dimensions.
     pub fn from_param<const D: usize>(param: &Param<Tensor<D>>) -> Option<Self> {
@@ -159,15 +159,15 @@ fn close(a: f64, b: f64, scale: f64) -> bool {
 
 fn guess<const D: usize>(param: Param<Tensor<D>>) -> Guess {
     let unknown = Guess::Is(OwnInit::Unknown);
-    let Some(form) = Form::from_param(&param) else { return unknown };
+    let Some(form) = ParameterForm::from_param(&param) else { return unknown };
     let held = param.is_initialized();
     let mut drawn: Vec<usize> = vec![0; D];
     form.order.iter().zip(&form.shape).for_each(|(&at, &size)| drawn[at] = size);
     let generator = Generator::seeded(&drawn);
-    let first = generator.draw(Kind::Uniform, 1)[0];
+    let first = generator.draw(StandardDraw::Uniform, 1)[0];
     generator.restart();
     let value = Module::to_device(param, &Device::flex()).into_value();
-    let drew = !held && generator.draw(Kind::Uniform, 1)[0] != first;
+    let drew = !held && generator.draw(StandardDraw::Uniform, 1)[0] != first;
     if value.shape().to_vec() != form.shape || value.dtype() != DType::F32 {
         return unknown;
     }
@@ -188,12 +188,12 @@ fn guess<const D: usize>(param: Param<Tensor<D>>) -> Guess {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum StandardDraw {
     Uniform,
     Normal,
 }
 
-impl Kind {
+impl StandardDraw {
     fn distribution(self) -> Distribution {
         match self {
             Self::Uniform => Distribution::Uniform(0.0, 1.0),
@@ -202,8 +202,8 @@ impl Kind {
     }
 
     /// The distribution of `at + slope` times a standard draw.
-    fn init(self, line: Line) -> Init {
-        let Line { at, slope } = line;
+    fn init(self, line: LineFit) -> Init {
+        let LineFit { at, slope } = line;
         match self {
             Self::Uniform => {
                 let (low, high) = (at.min(at + slope), at.max(at + slope));
@@ -219,16 +219,16 @@ impl Kind {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct LineFit {
     at: f64,
     slope: f64,
 }
 
-impl Line {
+impl LineFit {
     /// Returns the line through the smallest and the largest of the standard draws. With only two draws any
     /// two-parameter distribution would fit, so the line then passes through the origin (a distribution
     /// around zero).
-    fn through(kind: Kind, draws: &[f32], values: &[f32]) -> Self {
+    fn through(kind: StandardDraw, draws: &[f32], values: &[f32]) -> Self {
         let order = |a: &usize, b: &usize| draws[*a].total_cmp(&draws[*b]);
         let least = (0..draws.len()).min_by(order).unwrap_or_default();
         let most = (0..draws.len()).max_by(order).unwrap_or_default();
@@ -239,11 +239,11 @@ impl Line {
                 let slope = (y2 - y) / (x2 - x);
                 Self { at: y - slope * x, slope }
             }
-            (_, Kind::Uniform) => {
+            (_, StandardDraw::Uniform) => {
                 let bound = y / (2.0 * x - 1.0);
                 Self { at: -bound, slope: 2.0 * bound }
             }
-            (_, Kind::Normal) => Self { at: 0.0, slope: y / x },
+            (_, StandardDraw::Normal) => Self { at: 0.0, slope: y / x },
         }
     }
 
@@ -277,7 +277,7 @@ impl Generator {
     fn seeded(shape: &[usize]) -> Self {
         let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let device = Device::flex();
-        let words = draw(&device, Kind::Uniform, 4).into_iter().map(|x| u64::from(x.to_bits()));
+        let words = draw(&device, StandardDraw::Uniform, 4).into_iter().map(|x| u64::from(x.to_bits()));
         let after = words.fold(Key::new(0), Key::fold).number();
         let root = Key::new(0x6F77_6E69_6E69_7421).fold(shape.len() as u64);
         let seed = shape.iter().fold(root, |key, &size| key.fold(size as u64)).number();
@@ -290,31 +290,32 @@ impl Generator {
         seed(&self.device, self.seed);
     }
 
-    fn draw(&self, kind: Kind, count: usize) -> Vec<f32> {
+    fn draw(&self, kind: StandardDraw, count: usize) -> Vec<f32> {
         draw(&self.device, kind, count)
     }
 
     /// Recognizes the distribution of values drawn from the start of the generator.
     fn recognise(&self, values: &[f32], held: bool) -> Option<Guess> {
         if let [value] = values {
-            let scale = |kind: Kind| {
+            let scale = |kind: StandardDraw| {
                 self.restart();
-                Line::through(kind, &self.draw(kind, 1), &[*value])
+                LineFit::through(kind, &self.draw(kind, 1), &[*value])
             };
-            let (uniform, normal) = (scale(Kind::Uniform).slope / 2.0, scale(Kind::Normal).slope);
+            let (uniform, normal) =
+                (scale(StandardDraw::Uniform).slope / 2.0, scale(StandardDraw::Normal).slope);
             return Some(Guess::Single { scales: Scales { uniform, normal }, held });
         }
-        let kinds = [Kind::Uniform, Kind::Normal].into_iter();
+        let kinds = [StandardDraw::Uniform, StandardDraw::Normal].into_iter();
         let line = kinds.filter_map(|kind| self.line(kind, values).map(|line| (kind, line))).next();
         line.map(|(kind, line)| Guess::Is(OwnInit::Drawn(kind.init(line))))
     }
 
-    fn line(&self, kind: Kind, values: &[f32]) -> Option<Line> {
+    fn line(&self, kind: StandardDraw, values: &[f32]) -> Option<LineFit> {
         self.restart();
         let mut line = None;
         for values in values.chunks(PIECE) {
             let draws = self.draw(kind, values.len());
-            let line = *line.get_or_insert_with(|| Line::through(kind, &draws, values));
+            let line = *line.get_or_insert_with(|| LineFit::through(kind, &draws, values));
             if !line.fits(&draws, values) {
                 return None;
             }
@@ -335,7 +336,7 @@ fn seed(device: &Device, seed: u64) {
 }
 
 #[expect(clippy::disallowed_methods, reason = "no task uses these draws")]
-fn draw(device: &Device, kind: Kind, count: usize) -> Vec<f32> {
+fn draw(device: &Device, kind: StandardDraw, count: usize) -> Vec<f32> {
     let draws = Tensor::<1>::random([count], kind.distribution(), (device, DType::F32));
     AnyTensor::from(draws).into_host().as_f32().to_vec()
 }

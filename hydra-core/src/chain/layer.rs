@@ -6,7 +6,7 @@
 //! `Box<dyn Layer>`, and neither the partitioner nor the scheduler depends on a model's type.
 
 use super::graph_depth::equalize_depth;
-use super::initializer::{Form, Guesses, OwnInit};
+use super::initializer::{Guesses, OwnInit, ParameterForm};
 use super::objective::{LastLayer, Objective};
 use super::state::{FixStates, StateRule, visited};
 use crate::{Activation, AnyTensor, DeviceTensor, HostTensor, Key, Pass};
@@ -395,7 +395,7 @@ struct Declare {
 impl ModuleVisitor for Declare {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(mut info) = self.params.next() else { return };
-        let form = Form::from_param(param);
+        let form = ParameterForm::from_param(param);
         if let Some(form) = &form {
             info.shape.clone_from(&form.shape);
         }
@@ -434,7 +434,8 @@ impl ModuleMapper for Uninitialized<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         // Clones of a lazy parameter share its initialization, so a new parameter replaces it.
         let id = param.id;
-        let shape = Form::from_param(&param).map_or(param.lazy_shape(), |form| Shape::from(form.shape));
+        let shape =
+            ParameterForm::from_param(&param).map_or(param.lazy_shape(), |form| Shape::from(form.shape));
         match self.own.next() {
             Some(true) => self.guesses.add(param),
             _ => self.guesses.skip(),

@@ -40,12 +40,12 @@ impl MomentEncoding {
 pub struct MomentLayout {
     encoding: MomentEncoding,
     /// The parameters with the gaps after them, by offset; none if all are `f32`.
-    spans: Arc<[Span]>,
+    spans: Arc<[ParameterRange]>,
 }
 
 /// The elements from one parameter to the next.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Span {
+struct ParameterRange {
     /// The first element.
     start: usize,
     /// The number of bytes before it.
@@ -53,7 +53,7 @@ struct Span {
     is_quantized: bool,
 }
 
-impl Span {
+impl ParameterRange {
     fn bytes_before(&self, element: usize) -> usize {
         let inside = element - self.start;
         self.bytes
@@ -67,11 +67,11 @@ impl Span {
 impl MomentLayout {
     /// The layout of a moment of `buffer` in this encoding.
     pub fn new(encoding: MomentEncoding, buffer: &ParamBufferLayout) -> Self {
-        let mut spans: Vec<Span> = Vec::new();
+        let mut spans: Vec<ParameterRange> = Vec::new();
         for param in &buffer.params {
             let bytes = spans.last().map_or(0, |span| span.bytes_before(param.offset));
             let is_quantized = encoding.map(param.len).is_some();
-            spans.push(Span { start: param.offset, bytes, is_quantized });
+            spans.push(ParameterRange { start: param.offset, bytes, is_quantized });
         }
         match spans.iter().any(|span| span.is_quantized) {
             true => Self { encoding, spans: spans.into() },
@@ -114,7 +114,7 @@ impl MomentLayout {
         }
     }
 
-    fn span(&self, element: usize) -> Option<&Span> {
+    fn span(&self, element: usize) -> Option<&ParameterRange> {
         let after = self.spans.partition_point(|span| span.start <= element);
         self.spans.get(after.checked_sub(1)?)
     }

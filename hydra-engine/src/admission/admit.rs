@@ -7,7 +7,7 @@ use super::cut::CutTask;
 use super::division::StoredBuffers;
 use super::gradients::Window;
 use super::host_memory::{HostMemory, HostMemoryPlan};
-use super::measure::{OnProgress, Pilot, measure};
+use super::measure::{OnProgress, PilotContext, measure};
 use super::microbatch_group::{GroupDevices, widest};
 use super::placement::Placement;
 use super::plan::{CutTasks, Plan, Planner};
@@ -186,7 +186,7 @@ pub(crate) fn admit(
 ) -> Result<(Admission, Vec<AdmittedTask>), EngineError> {
     // More threads keep more memory for themselves, so the device with the most threads is measured for all.
     let device = devices.iter().max_by_key(|device| device.spec.threads).ok_or(EngineError::NoDevice)?;
-    let pilot = Pilot { device, plans: &settings.plans, on_progress, stop: &settings.stop };
+    let pilot = PilotContext { device, plans: &settings.plans, on_progress, stop: &settings.stop };
     check(tasks, shapes)?;
     let memory = devices.iter().map(|device| device.spec.memory.bytes()).min().unwrap_or(0);
     let cache = devices.iter().all(|device| device.manager.caches_copies());

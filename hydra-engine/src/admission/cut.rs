@@ -1,6 +1,6 @@
 //! Second step: cuts each model into shards that fit every device.
 
-use super::measure::{Costs, MeasuredTask, Pilot, stands_alike};
+use super::measure::{Costs, MeasuredTask, PilotContext, stands_alike};
 use super::skipped::SkippedTasks;
 use crate::error::{EngineError, refused};
 use crate::train_task::TrainTask;
@@ -110,7 +110,7 @@ impl MeasuredTask<'_> {
 pub(super) fn cut<'a>(
     tasks: Vec<MeasuredTask<'a>>,
     limits: &Limits,
-    pilot: &Pilot<'_>,
+    pilot: &PilotContext<'_>,
     skipped_tasks: &mut SkippedTasks,
 ) -> Result<Vec<CutTask<'a>>, EngineError> {
     let mut cut: Vec<CutTask<'a>> = Vec::new();
@@ -131,7 +131,7 @@ pub(super) fn cut<'a>(
 fn plan(
     measured: &MeasuredTask<'_>,
     limits: &Limits,
-    pilot: &Pilot<'_>,
+    pilot: &PilotContext<'_>,
     others: &[CutTask<'_>],
 ) -> Result<Arc<PartitionPlan>, EngineError> {
     let MeasuredTask { task, batch, costs, .. } = measured;

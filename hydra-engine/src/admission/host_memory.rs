@@ -2,7 +2,7 @@
 
 use super::division::{Division, Promoters, StoredBuffers, compared_bytes, divide, shared_bytes};
 use super::gradients::FLOWING;
-use super::search::{Cost, Start, Tier, best};
+use super::search::{Cost, StartOrder, Tier, best};
 use super::sizes::TaskSizes;
 use crate::error::EngineError;
 use hydra_core::ByteSize;
@@ -64,12 +64,12 @@ impl HostMemory<'_> {
     /// Fits all tasks of a run together or, if they may be queued, a part of them at a time, with memory for the
     /// gradients of as many shards of a model as fit.
     pub(super) fn cheapest(&self, tasks: &[TaskSizes]) -> Result<(Cost, HostMemoryPlan), EngineError> {
-        let starts = std::iter::once(Start::Together).chain(self.concurrent.map(|_| Start::Queued));
+        let starts = std::iter::once(StartOrder::Together).chain(self.concurrent.map(|_| StartOrder::Queued));
         let bound = |start, shards| Cost { start, gradients: usize::MAX - shards, ..Cost::default() };
         let with_shards = |start| SHARDS.map(|shards| (bound(start, shards), (start, shards)));
         let found = best(starts.flat_map(with_shards), |(start, shards)| {
             let plan = match start {
-                Start::Queued => self.plan_queued(shards, tasks)?,
+                StartOrder::Queued => self.plan_queued(shards, tasks)?,
                 _ => self.plan_together(shards, tasks)?,
             };
             Ok((self.cost(start, &plan, tasks), plan))
@@ -81,7 +81,7 @@ impl HostMemory<'_> {
         })
     }
 
-    fn cost(&self, start: Start, plan: &HostMemoryPlan, tasks: &[TaskSizes]) -> Cost {
+    fn cost(&self, start: StartOrder, plan: &HostMemoryPlan, tasks: &[TaskSizes]) -> Cost {
         let most = open(tasks).count().min(self.concurrent.unwrap_or(usize::MAX));
         let missing = |wanted: usize| wanted.min(most).saturating_sub(plan.active_models);
         let (idle, on_disk) = (missing(self.devices), plan.division.disk > 0);
@@ -89,8 +89,8 @@ impl HostMemory<'_> {
         Cost {
             start: match (plan.max_concurrent, on_disk) {
                 (None, _) => start,
-                (Some(_), false) => Start::Queued,
-                (Some(_), true) => Start::OnDisk,
+                (Some(_), false) => StartOrder::Queued,
+                (Some(_), true) => StartOrder::OnDisk,
             },
             idle,
             tier: match on_disk {
@@ -477,8 +477,8 @@ mod tests {
             let (least, more): (Vec<_>, Vec<_>) = tasks.into_iter().map(|(task, replicas, boundaries)| (task, (replicas, boundaries))).unzip();
             let chosen = host.cheapest(&least).map(|(cost, _)| cost);
             for shards in SHARDS {
-                let together = host.plan_together(shards, &least).map(|plan| host.cost(Start::Together, &plan, &least));
-                let queued = host.plan_queued(shards, &least).map(|plan| host.cost(Start::Queued, &plan, &least));
+                let together = host.plan_together(shards, &least).map(|plan| host.cost(StartOrder::Together, &plan, &least));
+                let queued = host.plan_queued(shards, &least).map(|plan| host.cost(StartOrder::Queued, &plan, &least));
                 let queued = queued.ok().filter(|_| concurrent.is_some());
                 for cost in together.ok().into_iter().chain(queued) {
                     prop_assert!(matches!(&chosen, Ok(chosen) if *chosen <= cost), "{chosen:?} {cost:?}");

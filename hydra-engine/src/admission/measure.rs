@@ -75,7 +75,7 @@ pub(crate) type OnProgress<'a> = &'a dyn Fn(&str, PilotProgress);
 pub(super) type WithSums<'a> = &'a dyn Fn(&TrainTask, &Profile) -> Option<Profile>;
 
 /// The context of pilot passes.
-pub(super) struct Pilot<'a> {
+pub(super) struct PilotContext<'a> {
     pub device: &'a LogicalDevice,
     pub plans: &'a Plans,
     pub on_progress: OnProgress<'a>,
@@ -85,7 +85,7 @@ pub(super) struct Pilot<'a> {
 /// Measures every task; tasks of the same architecture and batch are measured once.
 pub(super) fn measure<'a>(
     tasks: impl Iterator<Item = &'a TrainTask>,
-    pilot: &Pilot<'_>,
+    pilot: &PilotContext<'_>,
     with_sums: WithSums<'_>,
 ) -> Result<Vec<MeasuredTask<'a>>, EngineError> {
     let mut measured: Vec<MeasuredTask<'a>> = Vec::new();
@@ -119,7 +119,7 @@ pub(super) fn stands_alike(here: u64, planned: u64) -> bool {
     here <= planned.saturating_add(STANDING_DIFFERS)
 }
 
-impl Pilot<'_> {
+impl PilotContext<'_> {
     fn measure<'a>(
         &self,
         task: &'a TrainTask,

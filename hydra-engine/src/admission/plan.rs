@@ -6,10 +6,10 @@
 use super::cut::{CutTask, Limits, cut};
 use super::host_memory::{HostMemory, HostMemoryPlan};
 use super::in_place::{FrozenWeights, choose, has_readable};
-use super::measure::{MeasuredTask, Pilot};
+use super::measure::{MeasuredTask, PilotContext};
 use super::microbatch_group::{GroupDevices, least_sizes, widest};
 use super::placement::{OptimizerPlacement, Place, Placement, all_resident, may_divide, place};
-use super::search::{Cost, Sums, Tier, best};
+use super::search::{AccumulationBuffers, Cost, Tier, best};
 use super::settings::AdmissionSettings;
 use super::shared::shared_buffers;
 use super::sizes::TaskSizes;
@@ -57,7 +57,7 @@ pub(super) struct Planner<'f> {
     pub depth: usize,
     pub microbatch_groups: &'f GroupDevices,
     pub host: &'f HostMemory<'f>,
-    pub pilot: &'f Pilot<'f>,
+    pub pilot: &'f PilotContext<'f>,
     pub settings: &'f AdmissionSettings,
 }
 
@@ -66,24 +66,36 @@ impl Planner<'_> {
     /// for it.
     pub(super) fn plan<'a>(&self, measured: &[MeasuredTask<'a>]) -> Result<Plan<'a>, EngineError> {
         let wanted = measured.iter().any(|task| task.with_sums.is_some());
-        let cuts = if wanted { &[Sums::Used, Sums::Plain][..] } else { &[Sums::Plain] };
+        let cuts = if wanted {
+            &[AccumulationBuffers::Used, AccumulationBuffers::Plain][..]
+        } else {
+            &[AccumulationBuffers::Plain]
+        };
         let cuts = cuts.iter().map(|sums| (Cost { sums: *sums, ..Cost::default() }, *sums));
         let planned = best(cuts, |sums| {
             let cut = self.cut(measured, sums)?;
             let (cost, plan) = best(self.storage_options(&cut.tasks), |options| self.store(&cut, options))?;
             let is_unused = plan.sizes.iter().all(|sizes| sizes.microbatch_group.microbatches < 2);
-            let sums = if sums == Sums::Used && is_unused { Sums::Unused } else { sums };
+            let sums = if sums == AccumulationBuffers::Used && is_unused {
+                AccumulationBuffers::Unused
+            } else {
+                sums
+            };
             Ok((Cost { sums, ..cost }, plan))
         });
         planned.map(|(_, plan)| plan)
     }
 
-    fn cut<'a>(&self, measured: &[MeasuredTask<'a>], sums: Sums) -> Result<CutTasks<'a>, EngineError> {
+    fn cut<'a>(
+        &self,
+        measured: &[MeasuredTask<'a>],
+        sums: AccumulationBuffers,
+    ) -> Result<CutTasks<'a>, EngineError> {
         let pipeline = Pipeline {
             depth: self.depth,
             cuts_all: self.depth > 1 && self.waits_for_its_optimizer(measured),
         };
-        let measured = measured.iter().map(|task| task.cut_with(sums == Sums::Used)).collect();
+        let measured = measured.iter().map(|task| task.cut_with(sums == AccumulationBuffers::Used)).collect();
         let mut skipped = SkippedTasks::new(self.settings.leave_out);
         let (measured, limits) = Limits::for_those_that_fit(measured, (self.memory, pipeline), &mut skipped)?;
         let mut tasks = cut(measured, &limits, self.pilot, &mut skipped)?;

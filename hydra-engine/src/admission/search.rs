@@ -9,7 +9,7 @@ use crate::error::EngineError;
 
 /// When tasks start, from the best to the worst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Start {
+pub(super) enum StartOrder {
     /// All at the beginning.
     #[default]
     Together,
@@ -33,7 +33,7 @@ pub(super) enum Tier {
 
 /// How tasks are cut that want gradient accumulation buffers on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Sums {
+pub(super) enum AccumulationBuffers {
     /// With memory for these buffers.
     #[default]
     Used,
@@ -48,7 +48,7 @@ pub(super) enum Sums {
 pub(super) struct Cost {
     /// Tasks that are skipped.
     pub skipped: usize,
-    pub start: Start,
+    pub start: StartOrder,
     /// Devices without a model.
     pub idle: usize,
     pub tier: Tier,
@@ -61,7 +61,7 @@ pub(super) struct Cost {
     pub waits: usize,
     /// Bytes of batches that are not read ahead for the sake of concurrency.
     pub ahead: u64,
-    pub sums: Sums,
+    pub sums: AccumulationBuffers,
 }
 
 /// Returns the plan of the lowest cost, the first of equal ones. Each candidate has a lower bound of its cost; it is

@@ -4,7 +4,7 @@
 //! during the first write it is zeros.
 
 use super::state::SCHEMA;
-use super::{Position, State};
+use super::{Position, TaskAtRest};
 use crate::error::{CheckpointError, EngineError};
 use crate::weights::{pieces, read_piece};
 use hydra_core::optimizer::{MomentEncoding, MomentLayout};
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 const PREFIX: usize = 8;
 /// The longest header that safetensors allows.
 const LONGEST_HEADER: u64 = 100_000_000;
-/// The metadata key of the [`State`].
+/// The metadata key of the [`TaskAtRest`].
 const STATE: &str = "hydra.checkpoint";
 /// The header's bytes before the eight digits of the checksum.
 const CHECKSUM: &[u8] = b"\"crc32\":\"";
@@ -44,13 +44,13 @@ pub(crate) struct Tensors<'a> {
 
 /// The role of a tensor for a parameter.
 #[derive(Clone, Copy)]
-pub(crate) enum Part {
+pub(crate) enum TensorRole {
     Masters,
     Moment(usize),
     Best,
 }
 
-impl Part {
+impl TensorRole {
     fn name(self, param: &str) -> String {
         match self {
             Self::Masters => format!("masters/{param}"),
@@ -76,7 +76,7 @@ impl Part {
 /// unchanged.
 pub(crate) fn write(
     path: &Path,
-    state: &State,
+    state: &TaskAtRest,
     chain: &Chain,
     tensors: Option<&Tensors<'_>>,
 ) -> Result<u64, EngineError> {
@@ -84,35 +84,35 @@ pub(crate) fn write(
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(failed)?;
     }
-    let content = Content { state, chain, tensors };
+    let content = CheckpointSources { state, chain, tensors };
     replace_file(path, |file| content.write_to(file)).map_err(|failure| match failure {
-        Failure::Io(source) => failed(source).into(),
-        Failure::Source(error) => error,
+        SaveError::Io(source) => failed(source).into(),
+        SaveError::Source(error) => error,
     })?;
     Ok(path.metadata().map_err(failed)?.len())
 }
 
 /// An error of the file or of the store.
-enum Failure {
+enum SaveError {
     Io(io::Error),
     Source(EngineError),
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for SaveError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
 /// The sources of a checkpoint.
-struct Content<'a> {
-    state: &'a State,
+struct CheckpointSources<'a> {
+    state: &'a TaskAtRest,
     chain: &'a Chain,
     tensors: Option<&'a Tensors<'a>>,
 }
 
-impl Content<'_> {
-    fn write_to(&self, file: &mut File) -> Result<(), Failure> {
+impl CheckpointSources<'_> {
+    fn write_to(&self, file: &mut File) -> Result<(), SaveError> {
         let header = self.header()?;
         let checksum = checksum_at(&header).ok_or_else(|| io::Error::other("the header has no checksum"))?;
         let inner = BufWriter::with_capacity(BUFFER, &mut *file);
@@ -137,20 +137,22 @@ impl Content<'_> {
         index: usize,
         buffer: &ParamBufferLayout,
         tensors: &Tensors<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), SaveError> {
         let id = ParamBufferId::new(tensors.task, index);
-        for part in Part::of(buffer, self.state.moments(), tensors.best) {
+        for part in TensorRole::of(buffer, self.state.moments(), tensors.best) {
             let (id, of) = match part {
-                Part::Masters => (id, MastersPart::Params),
-                Part::Moment(moment) => (id, MastersPart::Moment(moment)),
-                Part::Best => (id.snapshot(), MastersPart::Params),
+                TensorRole::Masters => (id, MastersPart::Params),
+                TensorRole::Moment(moment) => (id, MastersPart::Moment(moment)),
+                TensorRole::Best => (id.snapshot(), MastersPart::Params),
             };
             let layout = self.layout(buffer, part);
-            let source = |error: SpillError| Failure::Source(error.into());
+            let source = |error: SpillError| SaveError::Source(error.into());
             // Each piece is a separate read.
             for (piece, params) in pieces(buffer) {
                 let values = match part {
-                    Part::Masters => read_piece(tensors.store, id, buffer, piece.clone(), tensors.budget),
+                    TensorRole::Masters => {
+                        read_piece(tensors.store, id, buffer, piece.clone(), tensors.budget)
+                    }
                     _ => tensors.store.read_part(id, of, piece.clone()).map(|view| view.bytes),
                 };
                 let values = values.map_err(source)?;
@@ -165,9 +167,9 @@ impl Content<'_> {
     }
 
     /// Where the store has the elements of a part.
-    fn layout(&self, buffer: &ParamBufferLayout, part: Part) -> MomentLayout {
+    fn layout(&self, buffer: &ParamBufferLayout, part: TensorRole) -> MomentLayout {
         match part {
-            Part::Moment(moment) => {
+            TensorRole::Moment(moment) => {
                 MomentLayout::new(self.state.identity.spec.optimizer.encoding(moment), buffer)
             }
             _ => MomentLayout::default(),
@@ -180,7 +182,7 @@ impl Content<'_> {
         let mut infos = Vec::new();
         let best = self.tensors.is_some_and(|tensors| tensors.best);
         for buffer in self.chain.buffers().iter().filter(|_| self.tensors.is_some()) {
-            for part in Part::of(buffer, self.state.moments(), best) {
+            for part in TensorRole::of(buffer, self.state.moments(), best) {
                 let layout = self.layout(buffer, part);
                 for param in &buffer.params {
                     let info = tensor(param, &layout, end);
@@ -252,13 +254,13 @@ impl<T: Read> Read for Summed<T> {
 }
 
 /// Receives the words of some elements of a part.
-type Take<'a> = dyn FnMut(Part, Range<usize>, &[f32]) -> Result<(), EngineError> + 'a;
+type Take<'a> = dyn FnMut(TensorRole, Range<usize>, &[f32]) -> Result<(), EngineError> + 'a;
 
 /// Reads a checkpoint buffer by buffer, in order. The values are valid only if [`finish`](Self::finish) succeeds at
 /// the end.
 pub(crate) struct Reader {
     path: PathBuf,
-    state: State,
+    state: TaskAtRest,
     metadata: Metadata,
     /// The checksum in the header.
     pub(super) checksum: String,
@@ -304,9 +306,9 @@ impl Reader {
         data.sum.update(&prefix);
         data.sum.update(&header);
         let names = metadata.offset_keys();
-        let has = |part: Part| names.iter().any(|name| name.starts_with(&part.name("")));
-        let best = has(Part::Best);
-        let moments = (0..).take_while(|moment| has(Part::Moment(*moment))).count();
+        let has = |part: TensorRole| names.iter().any(|name| name.starts_with(&part.name("")));
+        let best = has(TensorRole::Best);
+        let moments = (0..).take_while(|moment| has(TensorRole::Moment(*moment))).count();
         Ok(Self { path: path.to_owned(), state, metadata, checksum, data, best, moments, at: 0 })
     }
 
@@ -317,7 +319,7 @@ impl Reader {
 
     /// Returns the state. The whole file of a finished task is verified first, because its tensors are not read
     /// later.
-    pub(crate) fn into_state(mut self) -> Result<State, CheckpointError> {
+    pub(crate) fn into_state(mut self) -> Result<TaskAtRest, CheckpointError> {
         if self.metadata.data_len() == 0 || matches!(self.state.position, Position::Finished { .. }) {
             self.read_all()?;
         }
@@ -374,7 +376,7 @@ impl Reader {
     pub(crate) fn params(&mut self, buffer: &ParamBufferLayout) -> Result<Vec<f32>, CheckpointError> {
         let mut params = vec![0.0; buffer.elements];
         let layout = MomentLayout::default();
-        self.begin(buffer, Part::Masters, &layout)?;
+        self.begin(buffer, TensorRole::Masters, &layout)?;
         self.read(buffer, &layout, 0..buffer.elements, &mut params)?;
         Ok(params)
     }
@@ -387,7 +389,7 @@ impl Reader {
         mut take: impl FnMut(usize, Range<usize>, &[f32]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let layout = MomentLayout::default();
-        self.begin(buffer, Part::Masters, &layout)?;
+        self.begin(buffer, TensorRole::Masters, &layout)?;
         let mut values = Vec::new();
         for (slot, param) in buffer.params.iter().enumerate() {
             for start in param.range().step_by(READ) {
@@ -409,9 +411,11 @@ impl Reader {
         take: &mut Take<'_>,
     ) -> Result<(), EngineError> {
         let mut words = Vec::with_capacity(piece.min(buffer.elements));
-        for part in Part::of(buffer, self.moments, self.best).into_iter().skip(1) {
+        for part in TensorRole::of(buffer, self.moments, self.best).into_iter().skip(1) {
             let layout = match part {
-                Part::Moment(moment) => own.get(moment).cloned().unwrap_or_else(|| self.found(buffer, part)),
+                TensorRole::Moment(moment) => {
+                    own.get(moment).cloned().unwrap_or_else(|| self.found(buffer, part))
+                }
                 _ => MomentLayout::default(),
             };
             self.begin(buffer, part, &layout)?;
@@ -428,7 +432,7 @@ impl Reader {
     }
 
     /// The layout of a moment in the file.
-    fn found(&self, buffer: &ParamBufferLayout, part: Part) -> MomentLayout {
+    fn found(&self, buffer: &ParamBufferLayout, part: TensorRole) -> MomentLayout {
         let infos = buffer.params.iter().filter_map(|param| self.metadata.info(&part.name(&param.name)));
         match infos.into_iter().any(|info| info.dtype == Dtype::U8) {
             // All encodings in 8 bits have the same bytes.
@@ -441,7 +445,7 @@ impl Reader {
     fn begin(
         &mut self,
         buffer: &ParamBufferLayout,
-        part: Part,
+        part: TensorRole,
         layout: &MomentLayout,
     ) -> Result<(), CheckpointError> {
         let parts = |info: &TensorInfo| (info.dtype, info.shape.clone(), info.data_offsets);
@@ -492,16 +496,16 @@ impl Reader {
     }
 }
 
-fn state(path: &Path, metadata: &Metadata) -> Result<State, CheckpointError> {
+fn state(path: &Path, metadata: &Metadata) -> Result<TaskAtRest, CheckpointError> {
     #[derive(Deserialize)]
-    struct Version {
+    struct FormatVersion {
         schema: u64,
     }
     let not = |problem: String| CheckpointError::NotACheckpoint { path: path.to_owned(), problem };
     let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(STATE));
     let text = text.ok_or_else(|| not(format!("its header has no `{STATE}`")))?;
     let broken = |error: serde_json::Error| not(format!("its state: {error}"));
-    match serde_json::from_str::<Version>(text).map_err(broken)?.schema {
+    match serde_json::from_str::<FormatVersion>(text).map_err(broken)?.schema {
         found if found == u64::from(SCHEMA) => serde_json::from_str(text).map_err(broken),
         found => Err(CheckpointError::Schema { path: path.to_owned(), found, expected: SCHEMA }),
     }

@@ -13,10 +13,10 @@ mod format;
 mod interval;
 mod state;
 
-pub(crate) use format::{Part, Reader, Tensors, write};
+pub(crate) use format::{Reader, TensorRole, Tensors, write};
 pub(crate) use interval::{estimated_cost_s, interval_s};
 pub use state::fork_obstacle;
-pub(crate) use state::{DataIdentity, Identity, Position, SCHEMA, SavedResults, State};
+pub(crate) use state::{DataIdentity, Identity, Position, SCHEMA, SavedResults, TaskAtRest};
 
 use crate::error::CheckpointError;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub enum CheckpointEvery {
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     path: PathBuf,
-    state: State,
+    state: TaskAtRest,
     checksum: String,
     /// True if it has weights.
     weights: bool,
@@ -98,7 +98,7 @@ impl Checkpoint {
         }
     }
 
-    pub(crate) fn state(&self) -> &State {
+    pub(crate) fn state(&self) -> &TaskAtRest {
         &self.state
     }
 }

@@ -12,7 +12,7 @@ pub(crate) const SCHEMA: u32 = 1;
 
 /// The position and the results of a task at rest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct TaskAtRest {
     pub schema: u32,
     pub identity: Identity,
     /// Minibatches trained, and those to train in total.
@@ -25,7 +25,7 @@ pub(crate) struct State {
     pub frozen: Option<String>,
 }
 
-impl State {
+impl TaskAtRest {
     /// Returns true if it includes best weights.
     pub(crate) fn has_best(&self) -> bool {
         let tests = matches!(

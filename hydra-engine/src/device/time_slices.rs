@@ -11,11 +11,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// shard task waits for no other one, so the queue always advances.
 pub(crate) struct TimeSlices {
     processors: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<TurnQueue>,
     moved: Condvar,
 }
 
-struct Queue {
+struct TurnQueue {
     free: usize,
     /// Tickets of the waiting workers, first come first served.
     waiting: VecDeque<u64>,
@@ -31,7 +31,7 @@ pub(crate) struct TimeSlice<'a> {
 
 impl TimeSlices {
     pub(crate) fn new(processors: usize) -> Self {
-        let queue = Queue { free: processors, waiting: VecDeque::new(), next: 0 };
+        let queue = TurnQueue { free: processors, waiting: VecDeque::new(), next: 0 };
         Self { processors, queue: Mutex::new(queue), moved: Condvar::new() }
     }
 
@@ -56,7 +56,7 @@ impl TimeSlices {
         TimeSlice { of: self, processors }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, TurnQueue> {
         // No code panics while the lock is held.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }

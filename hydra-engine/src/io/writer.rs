@@ -1,6 +1,6 @@
 //! Hashes and writes trained models, and writes checkpoints, on a separate thread.
 
-use crate::checkpoint::{self, Position, State, Tensors};
+use crate::checkpoint::{self, Position, TaskAtRest, Tensors};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Event, Reporter, Written};
 use crate::weights::{WeightHash, pieces, read_params, read_piece};
@@ -46,7 +46,7 @@ pub(crate) struct CheckpointJob {
     pub task: TaskId,
     pub chain: Arc<Chain>,
     pub file: PathBuf,
-    pub state: Box<State>,
+    pub state: Box<TaskAtRest>,
 }
 
 pub(crate) struct WriteJob {
@@ -54,7 +54,7 @@ pub(crate) struct WriteJob {
     pub chain: Arc<Chain>,
     pub output: Option<(Arc<dyn ModelWriter>, PathBuf)>,
     /// The file and the state of the final checkpoint; its position is set when the model is written.
-    pub finished: Option<(PathBuf, Box<State>)>,
+    pub finished: Option<(PathBuf, Box<TaskAtRest>)>,
 }
 
 struct StoreReader<'a> {
@@ -125,7 +125,7 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
             let written = guarded("writing the model", || Ok(writer.write(&chain, &reader, &dir)?));
             if let Err(source) = written {
                 // A resumed task then only has to write the model.
-                let save = |(file, state): (PathBuf, Box<State>)| {
+                let save = |(file, state): (PathBuf, Box<TaskAtRest>)| {
                     checkpoint::write(&file, &state, &chain, Some(&masters)).map(|_| file).map_err(Box::new)
                 };
                 let checkpoint = finished.map(save);
@@ -135,7 +135,7 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
         }
         None => None,
     };
-    let finish = |(file, mut state): (PathBuf, Box<State>)| {
+    let finish = |(file, mut state): (PathBuf, Box<TaskAtRest>)| {
         state.position = Position::Finished { sha256: sha256.clone(), dir: dir.clone() };
         // If no model was written, the checkpoint is the only copy of the trained weights.
         checkpoint::write(&file, &state, &chain, dir.is_none().then_some(&masters)).err()

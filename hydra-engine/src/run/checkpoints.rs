@@ -4,7 +4,7 @@
 //! longest ago: it waits for its turn. Tasks that stop all wait.
 
 use crate::checkpoint::CheckpointEvery;
-use crate::task::{Leaving, LiveTask, Request};
+use crate::task::{Leaving, LiveTask, ThreadRequest};
 use hydra_core::TaskId;
 
 /// The tasks that the writer could save now.
@@ -20,7 +20,7 @@ impl Saveable {
     /// Finds the tasks that may be saved next.
     pub(super) fn next(tasks: &[LiveTask]) -> Self {
         let open = || tasks.iter().filter(|task| !task.phase.is_over());
-        let is_written = |task: &LiveTask| task.request == Some(Request::Checkpoint);
+        let is_written = |task: &LiveTask| task.request == Some(ThreadRequest::Checkpoint);
         if !open().any(is_written) {
             return Self::Any;
         }
@@ -42,7 +42,7 @@ impl Saveable {
 pub(super) fn mark_due(tasks: &mut [LiveTask], every: CheckpointEvery, now_s: f64) {
     let next = Saveable::next(tasks);
     // There is one writer; a task that still has to save waits as long as writing a model takes.
-    let is_writing = |task: &LiveTask| !task.phase.is_over() && task.request == Some(Request::Write);
+    let is_writing = |task: &LiveTask| !task.phase.is_over() && task.request == Some(ThreadRequest::Write);
     let held = every == CheckpointEvery::Auto && tasks.iter().any(is_writing);
     let open = tasks.iter_mut().filter(|task| !task.phase.is_over() && task.info.task.checkpoint.is_some());
     let saved = open.map(|task| usize::from(task.checkpoint.has_begun(&task.cursor, now_s))).sum();

@@ -8,7 +8,7 @@ use crate::observer::{RunEvent, Track, Work};
 use crate::optimizer::HostJob;
 use crate::protocol::TaskState;
 use crate::protocol::{Event, Made, Ticket, Time, Written};
-use crate::task::{Claim, Progress, Request};
+use crate::task::{Claim, Progress, ThreadRequest};
 use hydra_core::{DeviceId, TaskId};
 use hydra_sched::program::Stage;
 use hydra_spill::{ParamBufferId, ParamBufferKind};
@@ -199,7 +199,7 @@ impl Run {
         if task.phase.is_over() {
             return;
         }
-        if task.request.take() == Some(Request::Save) {
+        if task.request.take() == Some(ThreadRequest::Save) {
             return self.saved(id, result);
         }
         task.checkpoint.saved(&task.cursor, time);

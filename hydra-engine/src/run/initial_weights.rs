@@ -5,7 +5,7 @@
 use super::memory::MastersMemory;
 use crate::admission::{SharedBuffer, best_bytes, groups, is_narrowed};
 use crate::ahead_of_time::AheadOfTimeInit;
-use crate::checkpoint::{Checkpoint, Part, Reader};
+use crate::checkpoint::{Checkpoint, Reader, TensorRole};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Event, LoadedWeights, Reporter};
 use crate::task::TaskInfo;
@@ -400,10 +400,10 @@ impl InitialWeights {
         let mut best = false;
         reader.others(layout, piece, &moments, &mut |part, elements, words| {
             match part {
-                Part::Moment(moment) if moment < moments.len() => {
+                TensorRole::Moment(moment) if moment < moments.len() => {
                     self.store.write_part(id, MastersPart::Moment(moment), elements, words)?;
                 }
-                Part::Best if resumes && best_bytes(layout, &task.spec).is_some() => {
+                TensorRole::Best if resumes && best_bytes(layout, &task.spec).is_some() => {
                     self.store.write_part(id.snapshot(), MastersPart::Params, elements, words)?;
                     best = true;
                 }

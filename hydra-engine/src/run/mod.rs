@@ -39,7 +39,7 @@ use crate::optimizer::HostJob;
 use crate::protocol::TaskState;
 use crate::protocol::{Clock, Event, LoadedWeights, Reporter, StopFlag};
 use crate::report::RunReport;
-use crate::task::{Change, Costs, Fate, LiveTask, Phase, Request, Rest, TaskInfo};
+use crate::task::{Change, Costs, Fate, LiveTask, Phase, Rest, TaskInfo, ThreadRequest};
 use checkpoints::{Saveable, mark_due};
 use claiming::{ClaimContext, Claiming, Jobs};
 use commands::PendingCommands;
@@ -53,7 +53,7 @@ use hydra_spill::{ParamBufferKind, SpillError, TierStore};
 use initial_weights::InitialWeights;
 use journal::Journal;
 use memory::RunMemory;
-use queue::Queue;
+use queue::StartQueue;
 use record::Recorder;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +70,7 @@ pub(crate) struct Run {
     devices: Vec<DeviceState>,
     threads: Threads,
     memory: RunMemory,
-    queue: Queue,
+    queue: StartQueue,
     claiming: Claiming,
     first_evaluations: FirstEvaluations,
     every: CheckpointEvery,
@@ -159,7 +159,7 @@ impl Run {
         // Added tasks start when they fit.
         let queued = admission.max_concurrent.or(grows.then_some(usize::MAX));
         let mut run = Self {
-            queue: Queue::new(queued, threads.devices.len()),
+            queue: StartQueue::new(queued, threads.devices.len()),
             claiming: Claiming::new(policy, prefetch)?,
             first_evaluations: FirstEvaluations::default(),
             devices: threads.devices.iter().map(|_| DeviceState::default()).collect(),
@@ -193,7 +193,7 @@ impl Run {
     fn start_queued_tasks(&mut self) {
         let is_idle = |tasks: &[LiveTask]| !tasks.iter().any(LiveTask::has_begun);
         while let Some(masters) = self.next_to_start(is_idle) {
-            self.tasks[masters.info.id.0].request = Some(Request::InitialWeights);
+            self.tasks[masters.info.id.0].request = Some(ThreadRequest::InitialWeights);
             // The channel closes only with the run.
             let _ = self.threads.masters.send(masters);
         }

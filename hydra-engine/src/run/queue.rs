@@ -5,13 +5,13 @@ use crate::admission::RunningTasks;
 use crate::task::{LiveTask, TaskInfo};
 
 /// Decides when tasks start: all at the beginning, or as host memory becomes free.
-pub(super) struct Queue {
+pub(super) struct StartQueue {
     /// The most tasks that run at the same time, if tasks are queued.
     max_concurrent: Option<usize>,
     devices: usize,
 }
 
-impl Queue {
+impl StartQueue {
     pub(super) fn new(max_concurrent: Option<usize>, devices: usize) -> Self {
         Self { max_concurrent, devices }
     }

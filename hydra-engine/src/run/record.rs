@@ -18,9 +18,9 @@ pub(crate) struct Recorder {
     /// `None` after it has panicked; the run goes on without it.
     observer: Option<Box<dyn Observer>>,
     prefetch: bool,
-    devices: Vec<Device>,
+    devices: Vec<RecordedDevice>,
     host_bytes: Option<u64>,
-    tasks: Vec<Task>,
+    tasks: Vec<RecordedTask>,
     /// The time of each of the first [`MOST_TIMED`] shard tasks.
     times: ShardTimes,
     timed: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Recorder {
 /// Shard tasks whose times are kept, about ten MiB at most; later ones are replayed with mean times.
 const MOST_TIMED: usize = 1 << 17;
 
-struct Device {
+struct RecordedDevice {
     cost: DeviceCost,
     /// Promotions whose shard tasks have not ended: task, shard, start, and the end of the last download before.
     promoted: Vec<(TaskId, usize, f64, f64)>,
@@ -41,7 +41,7 @@ struct Device {
 }
 
 #[derive(Default)]
-struct Task {
+struct RecordedTask {
     name: String,
     shards: Vec<Shard>,
     /// Training passes so far; evaluation passes follow, by the number of minibatches before them.
@@ -110,14 +110,14 @@ impl Recorder {
         prefetch: bool,
         devices: impl IntoIterator<Item = &'a LogicalDevice>,
     ) -> Self {
-        let device = |of| Device {
+        let device = |of| RecordedDevice {
             cost: device_cost(of),
             promoted: Vec::new(),
             downloads_s: Vec::new(),
             last: None,
             latency: Mean::default(),
         };
-        let devices: Vec<Device> = devices.into_iter().map(device).collect();
+        let devices: Vec<RecordedDevice> = devices.into_iter().map(device).collect();
         let (tasks, times) = (Vec::new(), ShardTimes::default());
         Self { observer: Some(observer), prefetch, devices, host_bytes: None, tasks, times, timed: 0 }
     }
@@ -125,9 +125,11 @@ impl Recorder {
     /// The workload of the run so far; `None` if nothing has been trained.
     pub(crate) fn workload(&self) -> Option<Workload> {
         let tasks: Vec<TaskCost> =
-            self.tasks.iter().filter(|task| task.trained > 0).map(Task::cost).collect();
-        let device =
-            |of: &Device| DeviceCost { latency_s: of.latency.get().unwrap_or(0.0), ..of.cost.clone() };
+            self.tasks.iter().filter(|task| task.trained > 0).map(RecordedTask::cost).collect();
+        let device = |of: &RecordedDevice| DeviceCost {
+            latency_s: of.latency.get().unwrap_or(0.0),
+            ..of.cost.clone()
+        };
         let devices = self.devices.iter().map(device).collect();
         let (host_bytes, processors) = (self.host_bytes, Some(processors()));
         let workload = Workload { host_bytes, processors, ..Workload::new(tasks, devices) };
@@ -145,8 +147,9 @@ impl Recorder {
     /// Returns whether the simulator models this run exactly: every task was trained, a workload can express its
     /// microbatches, and all backward passes ended at the same shard.
     pub(crate) fn is_as_simulated(&self) -> bool {
-        let is =
-            |task: &Task| task.trained > 0 && task.microbatches().is_some() && task.first_trained().is_some();
+        let is = |task: &RecordedTask| {
+            task.trained > 0 && task.microbatches().is_some() && task.first_trained().is_some()
+        };
         self.tasks.iter().all(is)
     }
 
@@ -297,12 +300,12 @@ impl Observer for Recorder {
     fn observe(&mut self, event: &RunEvent<'_>) {
         match event {
             RunEvent::Admitted(admission) => {
-                self.tasks = admission.tasks.iter().map(Task::new).collect();
+                self.tasks = admission.tasks.iter().map(RecordedTask::new).collect();
                 self.host_bytes = host_bytes(admission);
                 split_off_cache(self.devices.iter_mut().map(|device| &mut device.cost), admission);
             }
             RunEvent::Submitted { admitted, .. } => {
-                self.tasks.push(Task::new(admitted));
+                self.tasks.push(RecordedTask::new(admitted));
                 // It starts when other tasks have freed memory, which the simulator does not model.
                 self.host_bytes = None;
             }
@@ -314,7 +317,7 @@ impl Observer for Recorder {
     }
 }
 
-impl Device {
+impl RecordedDevice {
     /// The end of the last download before `before_s`.
     fn downloaded_s(&self, before_s: f64) -> f64 {
         let before = self.downloads_s.iter().copied().filter(|end_s| *end_s <= before_s);
@@ -322,7 +325,7 @@ impl Device {
     }
 }
 
-impl Task {
+impl RecordedTask {
     fn new(task: &AdmittedTask) -> Self {
         let shard = |(index, buffers): (usize, &ShardBuffers)| Shard {
             bytes: task.promoted_bytes(index),

@@ -1,10 +1,10 @@
 //! Resuming from a checkpoint, coming to rest, stopping and failing.
 
 use super::checkpoint_clock::CheckpointClock;
-use super::live::{Claim, LiveTask, Request};
+use super::live::{Claim, LiveTask, ThreadRequest};
 use super::phase::{Change, Phase};
 use super::results::Results;
-use crate::checkpoint::{Checkpoint, Position, SCHEMA, State};
+use crate::checkpoint::{Checkpoint, Position, SCHEMA, TaskAtRest};
 use crate::error::EngineError;
 use crate::io::writer::{CheckpointJob, WriteJob};
 use crate::protocol::{Ticket, Written};
@@ -42,7 +42,7 @@ impl LiveTask {
     /// Moves to the position in the task's checkpoint; returns false if the task has none.
     pub(crate) fn resume(&mut self, at_s: f64) -> bool {
         let Some(state) = self.info.task.start.state().map(Checkpoint::state) else { return false };
-        let State { step, position, results, .. } = state.clone();
+        let TaskAtRest { step, position, results, .. } = state.clone();
         self.results = Results::of(results, self.info.chain());
         let stage = match position {
             Position::Finished { .. } if !self.info.task.is_finished() => Stage::Write,
@@ -76,7 +76,7 @@ impl LiveTask {
     }
 
     /// The state of the task at rest, for a checkpoint.
-    fn state(&self) -> Option<Box<State>> {
+    fn state(&self) -> Option<Box<TaskAtRest>> {
         let position = match self.cursor.saved_stage() {
             Stage::Evaluate { kind, batch, .. } => {
                 Position::Evaluate { kind, batch, sums: self.results.underway.evaluation.clone() }
@@ -85,7 +85,7 @@ impl LiveTask {
             Stage::Write => Position::Write,
             _ => Position::Train,
         };
-        Some(Box::new(State {
+        Some(Box::new(TaskAtRest {
             schema: SCHEMA,
             identity: self.info.identity.clone()?,
             step: self.cursor.step(),
@@ -122,13 +122,13 @@ impl LiveTask {
             && due
             && let Some(job) = self.checkpoint_job()
         {
-            self.request = Some(Request::Checkpoint);
+            self.request = Some(ThreadRequest::Checkpoint);
             return Rest::Checkpoint(job);
         }
         if !self.phase.ends_at_rest()
             && let Some(job) = self.save_here().and_then(|file| self.job_into(file))
         {
-            self.request = Some(Request::Save);
+            self.request = Some(ThreadRequest::Save);
             return Rest::Checkpoint(job);
         }
         if self.may_leave() {
@@ -137,11 +137,11 @@ impl LiveTask {
         self.stop_here();
         match self.cursor.stage() {
             Stage::Restore => {
-                self.request = Some(Request::Restore);
+                self.request = Some(ThreadRequest::Restore);
                 Rest::Restore
             }
             Stage::Write => {
-                self.request = Some(Request::Write);
+                self.request = Some(ThreadRequest::Write);
                 Rest::Write(self.write_job())
             }
             _ if self.phase.is_over() => Rest::Over,

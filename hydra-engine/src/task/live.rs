@@ -74,7 +74,7 @@ impl Claim {
 
 /// A request to another thread; the task stays at rest until the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum ThreadRequest {
     InitialWeights,
     Checkpoint,
     /// Writes the checkpoint that other tasks are forked from.
@@ -99,7 +99,7 @@ pub(crate) struct TaskMemory {
 pub(crate) struct LiveTask {
     pub info: Arc<TaskInfo>,
     pub phase: Phase,
-    pub request: Option<Request>,
+    pub request: Option<ThreadRequest>,
     pub cursor: Cursor,
     pub costs: Costs,
     /// Minibatches that each buffer has been stepped for; `usize::MAX` for frozen buffers.

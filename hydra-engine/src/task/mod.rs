@@ -23,7 +23,7 @@ pub(crate) use costs::Costs;
 pub(crate) use ending::{Fate, Rest};
 pub(crate) use in_flight::Next;
 pub(crate) use info::TaskInfo;
-pub(crate) use live::{Claim, LiveTask, ParameterBytes, Request};
+pub(crate) use live::{Claim, LiveTask, ParameterBytes, ThreadRequest};
 pub(crate) use pause::Leaving;
 pub(crate) use phase::{Change, Phase};
 pub(crate) use results::Progress;

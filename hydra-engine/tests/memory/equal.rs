@@ -6,7 +6,7 @@ use burn::module::Module;
 use hydra_core::{Activation, ByteSize, Chain, Dataset, Forward, Init, OptimizerSpec, Pass, TrainSpec};
 use hydra_engine::TrainTask;
 use hydra_models::data::{BlockSpec, TokenBlocks};
-use hydra_models::gpt2::{self, Block, Embed, Gpt2Config, Head};
+use hydra_models::gpt2::{self, Embed, Gpt2Block, Gpt2Config, Head};
 use hydra_partition::PartitionPlan;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// A block without a cost key.
 #[derive(Module, Debug)]
 struct Silent {
-    block: Block,
+    block: Gpt2Block,
 }
 
 impl Forward for Silent {
@@ -33,7 +33,7 @@ fn silent(config: &Gpt2Config) -> Chain {
     let embed = Embed::new(config, &rows);
     let head = Head::new(config, &rows, &embed.wte);
     let builder = Chain::builder("silent").layer("embed", embed);
-    let block = |index| Silent { block: Block::new(config, index) };
+    let block = |index| Silent { block: Gpt2Block::new(config, index) };
     let builder = (0..config.n_layer).fold(builder, |b, index| b.layer(format!("h.{index}"), block(index)));
     builder.layer("head", head).language_model().build().expect("a chain")
 }

@@ -17,7 +17,7 @@ const SIDE: usize = 7;
 
 /// The first layer: embeds the patches of images `[items, channels, side, side]` as `[items, height, width, channels]`.
 #[derive(Module, Debug)]
-pub struct Embeddings {
+pub struct ConvNextEmbeddings {
     /// A convolution whose stride is the side of a patch.
     pub patch_embeddings: Projection,
     /// The normalization.
@@ -28,7 +28,7 @@ pub struct Embeddings {
     pub deviation: f64,
 }
 
-impl Embeddings {
+impl ConvNextEmbeddings {
     /// The layer without values.
     pub fn new(config: &ConvNextConfig) -> Self {
         let width = config.hidden_sizes[0];
@@ -41,7 +41,7 @@ impl Embeddings {
     }
 }
 
-impl Forward for Embeddings {
+impl Forward for ConvNextEmbeddings {
     /// # Panics
     /// If images do not have the model's size.
     fn forward(&self, x: Activation, _: &Pass) -> Activation {
@@ -122,7 +122,7 @@ pub struct Depthwise {
 
 /// A block over `[items, height, width, channels]`: a depthwise convolution and a pointwise feed-forward network.
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct ConvNextBlock {
     /// The convolution.
     pub dwconv: Depthwise,
     /// Before the feed-forward network.
@@ -134,11 +134,11 @@ pub struct Block {
     /// The layer scale: a factor per channel on the output before the residual is added, if the model has it.
     pub layer_scale_parameter: Option<Param<Tensor<1>>>,
     #[module(skip)]
-    options: Options,
+    options: ConvNextOptions,
 }
 
 #[derive(Clone, Debug)]
-struct Options {
+struct ConvNextOptions {
     activate: Activate,
     /// The initial layer scale.
     scale: f64,
@@ -147,12 +147,12 @@ struct Options {
     deviation: f64,
 }
 
-impl Block {
+impl ConvNextBlock {
     /// Block `number` of the whole model, in `stage`, without values.
     pub fn new(config: &ConvNextConfig, stage: usize, number: usize) -> Self {
         let channels = config.hidden_sizes[stage];
         let scale = config.layer_scale_init_value;
-        let options = Options {
+        let options = ConvNextOptions {
             // Validation accepts only supported activations.
             activate: Activate::named(&config.hidden_act).unwrap_or(Activate::Gelu),
             scale,
@@ -183,7 +183,7 @@ impl Block {
     }
 }
 
-impl Forward for Block {
+impl Forward for ConvNextBlock {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let [residual, x] = ops::fork(x.into_float::<4>());
         let shape @ [items, height, width, channels] = x.dims();

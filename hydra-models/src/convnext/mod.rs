@@ -10,7 +10,7 @@ mod layers;
 
 pub use architecture::{ConvNext, ConvNextDir, ConvNextWriter};
 pub use config::ConvNextConfig;
-pub use layers::{Block, Depthwise, Downsampling, Embeddings};
+pub use layers::{ConvNextBlock, ConvNextEmbeddings, Depthwise, Downsampling};
 
 use crate::ModelError;
 use crate::objective::SingleLabel;
@@ -36,7 +36,7 @@ fn layers(config: &ConvNextConfig) -> Result<ChainBuilder, ModelError> {
     config.validate()?;
     let mut chain = Chain::builder(name(config))
         .description(description(config))
-        .layer("embeddings", Embeddings::new(config));
+        .layer("embeddings", ConvNextEmbeddings::new(config));
     let mut number = 0;
     for (stage, depth) in config.depths.iter().enumerate() {
         if stage > 0 {
@@ -44,7 +44,8 @@ fn layers(config: &ConvNextConfig) -> Result<ChainBuilder, ModelError> {
                 chain.layer(format!("stages.{stage}.downsampling_layer"), Downsampling::new(config, stage));
         }
         for block in 0..*depth {
-            chain = chain.layer(format!("stages.{stage}.layers.{block}"), Block::new(config, stage, number));
+            chain = chain
+                .layer(format!("stages.{stage}.layers.{block}"), ConvNextBlock::new(config, stage, number));
             number += 1;
         }
     }

@@ -41,7 +41,7 @@ pub struct Mlp {
 /// The last block of a classifier computes nothing after attention but the last token of each sequence: its output is
 /// `[1, sequences, width]`.
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct DecoderBlock {
     /// Before attention.
     pub input_layernorm: Norm,
     /// Attention.
@@ -51,11 +51,11 @@ pub struct Block {
     /// The feed-forward network.
     pub mlp: Mlp,
     #[module(skip)]
-    options: Options,
+    options: DecoderOptions,
 }
 
 #[derive(Clone, Debug)]
-struct Options {
+struct DecoderOptions {
     attention: ops::GroupedAttention,
     /// The block's part of the cache of a model that generates.
     cache: Option<ops::BlockCache>,
@@ -66,7 +66,7 @@ struct Options {
     inner: usize,
 }
 
-impl Options {
+impl DecoderOptions {
     fn new(config: &DecoderConfig, index: usize) -> Self {
         let attention = ops::GroupedAttention {
             heads: config.num_attention_heads,
@@ -110,7 +110,7 @@ impl Attention {
         &self,
         x: Tensor<3>,
         positions: Option<Tensor<2, Int>>,
-        options: &Options,
+        options: &DecoderOptions,
         pass: &Pass,
     ) -> Tensor<3> {
         let attention = &options.attention;
@@ -145,7 +145,7 @@ impl Mlp {
     }
 }
 
-impl Block {
+impl DecoderBlock {
     /// The block at `index`, without values.
     pub fn new(config: &DecoderConfig, index: usize) -> Self {
         let norm = || Norm::rms(config.hidden_size, config.rms_norm_eps);
@@ -154,12 +154,12 @@ impl Block {
             self_attn: Attention::new(config),
             post_attention_layernorm: norm(),
             mlp: Mlp::new(config),
-            options: Options::new(config, index),
+            options: DecoderOptions::new(config, index),
         }
     }
 }
 
-impl Adaptable for Block {
+impl Adaptable for DecoderBlock {
     fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
         let Attention { q_proj, k_proj, v_proj, o_proj, .. } = &mut self.self_attn;
         let Mlp { gate_proj, up_proj, down_proj } = &mut self.mlp;
@@ -175,7 +175,7 @@ impl Adaptable for Block {
     }
 }
 
-impl Forward for Block {
+impl Forward for DecoderBlock {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (x, at) = with_positions(x);
         let (x, options) = (x.into_float::<3>(), &self.options);
@@ -211,7 +211,7 @@ impl Forward for Block {
     }
 
     fn cost_key(&self) -> Option<String> {
-        let Options { attention, cache, ends_in, deviation, inner } = &self.options;
+        let DecoderOptions { attention, cache, ends_in, deviation, inner } = &self.options;
         Some(format!(
             "{attention:?}, cache {:?}, {ends_in:?}, {deviation} {inner}, epsilon {}, quantized {}",
             cache.as_ref().map(ops::BlockCache::form),

@@ -13,7 +13,7 @@ mod json;
 mod presets;
 
 pub use architecture::{Decoder, DecoderDir, DecoderWriter};
-pub use block::{Attention, Block, Mlp};
+pub use block::{Attention, DecoderBlock, Mlp};
 pub use config::{DecoderConfig, LayerType, ModelType, Rope};
 pub use embed::Embed;
 pub use head::{Head, logits};
@@ -49,8 +49,8 @@ fn layers(config: &DecoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<
     let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
     let tie_word_embeddings = config.tie_word_embeddings && !untied;
     let config = &DecoderConfig { tie_word_embeddings, ..config.clone() };
-    let blocks =
-        (0..config.num_hidden_layers).map(|index| (format!("layers.{index}"), Block::new(config, index)));
+    let blocks = (0..config.num_hidden_layers)
+        .map(|index| (format!("layers.{index}"), DecoderBlock::new(config, index)));
     let name = (name(config), description(config));
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
     let embed: Vec<Embed> = rows.iter().map(|rows| Embed::new(config, rows)).collect();

@@ -15,7 +15,7 @@ use hydra_core::{Activation, Forward, Init, Pass};
 /// Where the head reads the first token of each sequence, the last block computes nothing else after attention: its output is
 /// `[1, sequences, width]`, without positions.
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct EncoderBlock {
     /// Project to queries, keys and values, `[width, width]` each, or to all of them, `[3 * width, width]`.
     pub projections: Vec<Linear>,
     /// Attention's output projection, `[width, width]`.
@@ -29,11 +29,11 @@ pub struct Block {
     /// The normalization of the feed-forward network.
     pub outer_norm: Norm,
     #[module(skip)]
-    options: Options,
+    options: EncoderOptions,
 }
 
 #[derive(Clone, Debug)]
-struct Options {
+struct EncoderOptions {
     attention: GroupedAttention,
     activate: Activate,
     /// Whether normalizations precede attention and the feed-forward network, whose hidden vectors are gated.
@@ -46,7 +46,7 @@ struct Options {
     deviations: [f64; 2],
 }
 
-impl Options {
+impl EncoderOptions {
     fn new(config: &EncoderConfig, index: usize) -> Self {
         let (heads, modern) = (config.num_attention_heads, config.modern.as_ref());
         let head_width = config.hidden_size / heads;
@@ -83,7 +83,7 @@ impl Options {
     }
 }
 
-impl Block {
+impl EncoderBlock {
     /// The block at `index`, without values.
     pub fn new(config: &EncoderConfig, index: usize) -> Self {
         let (width, inner) = (config.hidden_size, config.intermediate_size);
@@ -102,7 +102,7 @@ impl Block {
             inner: Linear::new(width, gated, mlp_bias),
             outer: Linear::new(inner, width, mlp_bias),
             outer_norm: config.norm(),
-            options: Options::new(config, index),
+            options: EncoderOptions::new(config, index),
         }
     }
 
@@ -134,7 +134,7 @@ impl Block {
     }
 }
 
-impl Adaptable for Block {
+impl Adaptable for EncoderBlock {
     fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
         let Self { projections, output, inner, outer, .. } = self;
         let names = ["projections.0", "projections.1", "projections.2"];
@@ -144,7 +144,7 @@ impl Adaptable for Block {
     }
 }
 
-impl Forward for Block {
+impl Forward for EncoderBlock {
     /// # Panics
     /// If there are no positions, or the targets do not hold the sequences whose first tokens it computes.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {

@@ -21,11 +21,11 @@ pub struct Embeddings {
     /// After the sum.
     pub norm: Norm,
     #[module(skip)]
-    options: Options,
+    options: EmbeddingOptions,
 }
 
 #[derive(Clone, Debug)]
-struct Options {
+struct EmbeddingOptions {
     /// The row of the position table of a sequence's first token.
     first_position: usize,
     dropout: f64,
@@ -36,7 +36,7 @@ impl Embeddings {
     /// The layer without values.
     pub fn new(config: &EncoderConfig) -> Self {
         let width = config.hidden_size;
-        let options = Options {
+        let options = EmbeddingOptions {
             first_position: config.first_position(),
             dropout: config.hidden_dropout_prob,
             deviation: config.initializer_range,

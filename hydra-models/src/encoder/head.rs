@@ -13,7 +13,7 @@ use hydra_core::{Activation, Forward, Init, Pass};
 /// sequence, `[1, items, width]`, or, where it reads their means, from one row `[1, tokens, width]` that holds all
 /// [`Sequences`]: one vector of each sequence goes through a linear layer, an activation function and the classifier.
 #[derive(Module, Debug)]
-pub struct Head {
+pub struct ClassificationHead {
     /// Of the vectors of tokens, if the blocks do not end with one.
     pub final_norm: Option<Norm>,
     /// The first linear layer, `[width, width]`.
@@ -23,11 +23,11 @@ pub struct Head {
     /// The classifier, `[outputs, width]`.
     pub classifier: Linear,
     #[module(skip)]
-    options: Options,
+    options: HeadOptions,
 }
 
 #[derive(Clone, Debug)]
-struct Options {
+struct HeadOptions {
     pooling: Pooling,
     activate: Activate,
     /// The dropout probabilities before the first linear layer and before the classifier.
@@ -36,7 +36,7 @@ struct Options {
     deviations: [f64; 2],
 }
 
-impl Options {
+impl HeadOptions {
     fn new(config: &EncoderConfig) -> Self {
         let (modern, dropout) = (config.modern.as_ref(), config.head_dropout());
         let (activate, first) = match config.model_type {
@@ -61,7 +61,7 @@ impl Options {
     }
 }
 
-impl Head {
+impl ClassificationHead {
     /// The layer without values.
     pub fn new(config: &EncoderConfig) -> Self {
         let (width, modern) = (config.hidden_size, config.modern.as_ref());
@@ -71,7 +71,7 @@ impl Head {
             dense: Linear::new(width, width, modern.is_none_or(|modern| modern.classifier_bias)),
             norm: norm(),
             classifier: Linear::new(width, config.head.outputs(), true),
-            options: Options::new(config),
+            options: HeadOptions::new(config),
         }
     }
 
@@ -102,13 +102,13 @@ fn means(x: Tensor<3>, Sequences { firsts, lengths, .. }: Sequences) -> Tensor<3
     (sums / lengths.float().cast(FloatDType::F32).reshape([1, items, 1])).cast(float)
 }
 
-impl Adaptable for Head {
+impl Adaptable for ClassificationHead {
     fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
         vec![self.dense.adaptable("dense"), self.classifier.adaptable("classifier")]
     }
 }
 
-impl Forward for Head {
+impl Forward for ClassificationHead {
     /// # Panics
     /// If it reads means, and the input has several rows or the targets do not hold the sequences.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {

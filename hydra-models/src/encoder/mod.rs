@@ -14,10 +14,10 @@ mod names;
 mod presets;
 
 pub use architecture::{Encoder, EncoderDir, EncoderWriter};
-pub use block::Block;
+pub use block::EncoderBlock;
 pub use config::{EncoderConfig, ModelType};
 pub use embeddings::Embeddings;
-pub use head::Head;
+pub use head::ClassificationHead;
 pub use modern::{Modern, Pooling};
 
 use crate::ModelError;
@@ -43,10 +43,10 @@ pub fn chain(config: &EncoderConfig, source: Option<EncoderDir>) -> Result<Chain
 /// The layers of a chain, with trained adapters if there is an adaptation.
 fn layers(config: &EncoderConfig, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
-    let blocks =
-        (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config, index)));
+    let blocks = (0..config.num_hidden_layers)
+        .map(|index| (format!("layer.{index}"), EncoderBlock::new(config, index)));
     let embeddings = [("embeddings".to_owned(), Embeddings::new(config))];
-    let head = [("head".to_owned(), Head::new(config))];
+    let head = [("head".to_owned(), ClassificationHead::new(config))];
     let layers = transformer((name(config), description(config)), embeddings, blocks, head, adaptation)?;
     Ok(layers.classifier(&config.head))
 }

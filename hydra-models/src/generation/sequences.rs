@@ -95,11 +95,11 @@ pub struct Sequences {
     on_token: OnToken,
     metrics: Vec<Metric>,
     judge: Option<Judge>,
-    state: Mutex<State>,
+    state: Mutex<SequenceState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SequenceState {
     /// What the last evaluation generated, also if it was interrupted.
     finished: Option<Vec<Generated>>,
     /// What is known of it.
@@ -169,14 +169,14 @@ impl Sequences {
     }
 
     /// Begins with the first round.
-    fn begin(&self, state: &mut State) {
+    fn begin(&self, state: &mut SequenceState) {
         state.generated = vec![Generated::default(); self.prompts.len()];
         state.waiting = (0..self.prompts.len()).collect();
         self.plan(state);
     }
 
     /// Ends an evaluation, and begins the next one.
-    fn end(&self, state: &mut State) -> Result<(), DatasetError> {
+    fn end(&self, state: &mut SequenceState) -> Result<(), DatasetError> {
         let generated = std::mem::take(&mut state.generated);
         let judged = self.judge.as_ref().map(|judge| judge(&generated)).transpose();
         state.finished = Some(generated);
@@ -205,8 +205,8 @@ impl Sequences {
     }
 
     /// Records that `tokens` more tokens of a sequence are in the cache, and the token after them.
-    fn computed(&self, state: &mut State, slot: usize, tokens: usize, token: u32, logprob: f64) {
-        let State { active, generated, .. } = state;
+    fn computed(&self, state: &mut SequenceState, slot: usize, tokens: usize, token: u32, logprob: f64) {
+        let SequenceState { active, generated, .. } = state;
         let Some(of) = active.iter_mut().find(|of| of.prompt == slot) else { return };
         of.cached += tokens;
         if of.cached < of.ids.len() {
@@ -227,7 +227,7 @@ impl Sequences {
     }
 
     /// Begins sequences for which the cache has memory, and plans the items of a round.
-    fn plan(&self, state: &mut State) {
+    fn plan(&self, state: &mut SequenceState) {
         let bytes =
             |prompt: usize| self.cache.form().bytes(self.limits.tokens(self.prompts[prompt].ids.len()));
         let mut used: u64 = state.active.iter().map(|of| bytes(of.prompt)).sum();
@@ -265,7 +265,7 @@ impl Sequences {
         self.sampling.choose(logits, &ids, key)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SequenceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -365,7 +365,7 @@ impl Dataset for Sequences {
     }
 
     fn batch(&self, items: &[usize]) -> Result<Batch, DatasetError> {
-        let State { items: all, active, .. } = &mut *self.state();
+        let SequenceState { items: all, active, .. } = &mut *self.state();
         let (dataset, len) = (self.name().to_owned(), all.len());
         let out_of_range = |index: usize| DatasetError::OutOfRange { dataset: dataset.clone(), index, len };
         let [index] = *items else { return Err(out_of_range(items.len())) };

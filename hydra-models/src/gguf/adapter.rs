@@ -4,7 +4,7 @@
 //! rows are in the order of the model's tensor. llama.cpp adds `alpha / rank` times their product, with one `alpha` for all.
 
 use super::GgufError;
-use super::file::{Place, Value};
+use super::file::{StoredTensor, Value};
 use super::layout::{GgufLayout, Transform};
 use crate::lora::{Plan, RankAndScale};
 
@@ -55,11 +55,15 @@ impl Adapters {
     }
 
     /// What the file has of a parameter; `None` if llama.cpp has no such tensor.
-    pub(super) fn place(&self, param: &AdapterParam<'_>, layout: &GgufLayout) -> Option<Place> {
+    pub(super) fn place(&self, param: &AdapterParam<'_>, layout: &GgufLayout) -> Option<StoredTensor> {
         let weight = (layout.transformers)(&format!("{}.weight", param.module));
         let name = layout.name(&weight)?;
         if !param.is_second {
-            return Some(Place { name: format!("{name}.lora_a"), transform: Transform::Keep, factor: 1.0 });
+            return Some(StoredTensor {
+                name: format!("{name}.lora_a"),
+                transform: Transform::Keep,
+                factor: 1.0,
+            });
         }
         // The matrices of adapters are `[out, in]` for every family.
         let transform = match layout.transform(&weight) {
@@ -67,7 +71,7 @@ impl Adapters {
             Transform::Keep | Transform::Transpose => Transform::Keep,
         };
         let factor = (alpha(self.plan.adapter(param.module)?) / f64::from(self.alpha)) as f32;
-        Some(Place { name: format!("{name}.lora_b"), transform, factor })
+        Some(StoredTensor { name: format!("{name}.lora_b"), transform, factor })
     }
 }
 

@@ -7,7 +7,7 @@ use super::{GgufError, GgufType, tokens};
 use crate::family::Model;
 use crate::lora::Lora;
 use crate::tokenizer::Tokenizer;
-use crate::weights::{Failure, read_param};
+use crate::weights::{WriteFailure, read_param};
 use hydra_core::{BufferParam, Chain, ModelWriter, ParamBufferReader, WeightError, replace_file};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -134,7 +134,7 @@ impl GgufWriter {
     }
 
     /// What the file has of a parameter; `None` if adapters are written and it is not one of theirs.
-    fn place(&self, param: &BufferParam) -> io::Result<Option<Place>> {
+    fn place(&self, param: &BufferParam) -> io::Result<Option<StoredTensor>> {
         let unknown = || io::Error::other(format!("llama.cpp has no tensor for `{}`", param.name));
         match &self.adapters {
             Some(adapters) => match AdapterParam::of(&param.name) {
@@ -144,7 +144,7 @@ impl GgufWriter {
             None => {
                 let theirs = (self.layout.transformers)(&param.name);
                 let name = self.layout.name(&theirs).ok_or_else(unknown)?;
-                Ok(Some(Place { name, transform: self.layout.transform(&theirs), factor: 1.0 }))
+                Ok(Some(StoredTensor { name, transform: self.layout.transform(&theirs), factor: 1.0 }))
             }
         }
     }
@@ -154,7 +154,7 @@ impl GgufWriter {
         let mut tensors: Vec<Tensor<'_>> = Vec::new();
         for (buffer, layout) in chain.buffers().iter().enumerate() {
             for param in &layout.params {
-                let Some(Place { name, transform, factor }) = self.place(param)? else { continue };
+                let Some(StoredTensor { name, transform, factor }) = self.place(param)? else { continue };
                 let piece = Piece { buffer, elements: layout.elements, param };
                 match tensors.last_mut().filter(|last| last.name == name) {
                     Some(last) => {
@@ -223,7 +223,7 @@ impl GgufWriter {
         chain: &Chain,
         buffers: &dyn ParamBufferReader,
         file: &mut File,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), WriteFailure> {
         let mut out = BufWriter::with_capacity(1 << 20, file);
         let tensors = self.tensors(chain)?;
         out.write_all(&self.header(&tensors))?;
@@ -265,14 +265,14 @@ fn pad(bytes: usize, out: &mut impl Write) -> io::Result<()> {
 impl ModelWriter for GgufWriter {
     fn write(&self, chain: &Chain, buffers: &dyn ParamBufferReader, dir: &Path) -> Result<(), WeightError> {
         let path = dir.join(&self.file);
-        fs::create_dir_all(dir).map_err(|error| Failure::Io(error).of(dir))?;
+        fs::create_dir_all(dir).map_err(|error| WriteFailure::Io(error).of(dir))?;
         let write = |file: &mut File| self.write_to(chain, buffers, file);
-        replace_file(&path, write).map_err(|failure: Failure| failure.of(&path))
+        replace_file(&path, write).map_err(|failure: WriteFailure| failure.of(&path))
     }
 }
 
 /// What a file has of a parameter.
-pub(super) struct Place {
+pub(super) struct StoredTensor {
     /// The tensor's name.
     pub name: String,
     pub transform: Transform,
@@ -299,9 +299,9 @@ struct Piece<'a> {
 }
 
 impl Tensor<'_> {
-    fn write(&self, buffers: &dyn ParamBufferReader, out: &mut impl Write) -> Result<(), Failure> {
+    fn write(&self, buffers: &dyn ParamBufferReader, out: &mut impl Write) -> Result<(), WriteFailure> {
         let mut encoder = Encoder::new(self.kind, out);
-        let each = |take: &mut dyn FnMut(&[f32]) -> Result<(), Failure>| {
+        let each = |take: &mut dyn FnMut(&[f32]) -> Result<(), WriteFailure>| {
             let mut scaled = |values: &[f32]| match self.factor {
                 1.0 => take(values),
                 factor => take(&values.iter().map(|value| value * factor).collect::<Vec<f32>>()),

@@ -31,7 +31,7 @@ pub struct Mlp {
 /// The last block of a classifier computes nothing after attention but the last token of each sequence: its output is
 /// `[1, sequences, width]`.
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct Gpt2Block {
     /// Before attention.
     pub ln_1: Norm,
     /// Attention.
@@ -41,11 +41,11 @@ pub struct Block {
     /// The feed-forward network.
     pub mlp: Mlp,
     #[module(skip)]
-    options: Options,
+    options: Gpt2Options,
 }
 
 #[derive(Clone, Debug)]
-struct Options {
+struct Gpt2Options {
     /// The block's part of the cache of a model that generates.
     cache: Option<ops::BlockCache>,
     /// The tokens that the last block of a classifier computes after attention.
@@ -60,7 +60,7 @@ struct Options {
     projection_deviation: f64,
 }
 
-impl Options {
+impl Gpt2Options {
     fn new(config: &Gpt2Config, index: usize) -> Self {
         // Validation accepts only supported activations.
         let activate = Activate::named(&config.activation_function).unwrap_or(Activate::GeluTanh);
@@ -78,7 +78,7 @@ impl Options {
     }
 }
 
-impl Block {
+impl Gpt2Block {
     /// The block at `index`, without values.
     pub fn new(config: &Gpt2Config, index: usize) -> Self {
         let (width, inner, epsilon) = (config.n_embd, config.inner(), config.layer_norm_epsilon);
@@ -90,13 +90,13 @@ impl Block {
             },
             ln_2: Norm::new(width, epsilon),
             mlp: Mlp { c_fc: Linear::conv1d(width, inner), c_proj: Linear::conv1d(inner, width) },
-            options: Options::new(config, index),
+            options: Gpt2Options::new(config, index),
         }
     }
 
     /// The output of attention before its projection.
     fn attend(&self, x: Tensor<3>, positions: Option<Tensor<2, Int>>, pass: &Pass) -> Tensor<3> {
-        let Options { heads, scale, attention_dropout, .. } = self.options;
+        let Gpt2Options { heads, scale, attention_dropout, .. } = self.options;
         let attention = ops::Attention { heads, scale, dropout: attention_dropout, site: 0 };
         let qkv = self.attn.c_attn.forward(x, pass);
         match positions {
@@ -131,7 +131,7 @@ fn grouped(heads: usize, scale: f64) -> ops::GroupedAttention {
     }
 }
 
-impl Adaptable for Block {
+impl Adaptable for Gpt2Block {
     fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
         let (SelfAttention { c_attn, c_proj }, mlp) = (&mut self.attn, &mut self.mlp);
         vec![
@@ -143,7 +143,7 @@ impl Adaptable for Block {
     }
 }
 
-impl Forward for Block {
+impl Forward for Gpt2Block {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let (x, at) = with_positions(x);
         let x = x.into_float::<3>();
@@ -159,7 +159,7 @@ impl Forward for Block {
     }
 
     fn init(&self, name: &str, shape: &[usize]) -> Init {
-        let Options { deviation, projection_deviation, .. } = self.options;
+        let Gpt2Options { deviation, projection_deviation, .. } = self.options;
         let is_projection = name.ends_with("c_proj.weight");
         initial(name, shape, if is_projection { projection_deviation } else { deviation })
     }
@@ -183,7 +183,7 @@ impl Forward for Block {
 
     fn cost_key(&self) -> Option<String> {
         let cache = self.options.cache.as_ref().map(ops::BlockCache::form);
-        let options = Options { cache: None, ..self.options.clone() };
+        let options = Gpt2Options { cache: None, ..self.options.clone() };
         Some(format!("{options:?}, cache {cache:?}, epsilon {} {}", self.ln_1.epsilon, self.ln_2.epsilon))
     }
 }

@@ -11,7 +11,7 @@ mod head;
 
 pub use crate::parts::{Linear, Norm, Table};
 pub use architecture::{Gpt2, Gpt2Dir, Gpt2Writer};
-pub use block::{Block, Mlp, SelfAttention};
+pub use block::{Gpt2Block, Mlp, SelfAttention};
 pub use config::Gpt2Config;
 pub use embed::Embed;
 pub use head::{Head, logits};
@@ -45,7 +45,7 @@ pub fn chain(config: &Gpt2Config, source: Option<Gpt2Dir>) -> Result<Chain, Mode
 fn layers(config: &Gpt2Config, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
     let untied = adaptation.is_some_and(|with| unties(with.lora, with.adapting));
-    let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Block::new(config, index)));
+    let blocks = (0..config.n_layer).map(|index| (format!("h.{index}"), Gpt2Block::new(config, index)));
     let name = (name(config), description(config));
     let rows: Vec<Range<usize>> = rows(config.vocab_size, config.vocabulary_parts).collect();
     let embed: Vec<Embed> = rows.iter().map(|rows| Embed::new(config, rows)).collect();

@@ -14,7 +14,7 @@ use hydra_core::profile::{self, Part};
 /// If the elements are not `F32`, `BF16` or `F16`.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     one_type("gelu_tanh", [x.dtype()]);
-    Tensor::from_dispatch(<Dispatch as GeluOps>::gelu_in(x.into_dispatch(), Form::Tanh))
+    Tensor::from_dispatch(<Dispatch as GeluOps>::gelu_in(x.into_dispatch(), GeluForm::Tanh))
 }
 
 /// The Gaussian error linear unit (Hendrycks and Gimpel, 2016): `x` times the probability that a standard normal number is
@@ -24,12 +24,12 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// If the elements are not `F32`, `BF16` or `F16`.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     one_type("gelu", [x.dtype()]);
-    Tensor::from_dispatch(<Dispatch as GeluOps>::gelu_in(x.into_dispatch(), Form::Exact))
+    Tensor::from_dispatch(<Dispatch as GeluOps>::gelu_in(x.into_dispatch(), GeluForm::Exact))
 }
 
 /// Which of the two functions is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum GeluForm {
     Tanh,
     Exact,
 }
@@ -38,13 +38,17 @@ pub(crate) enum Form {
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cube"))]
 pub(crate) trait GeluOps: Backend {
     /// The activation of each element.
-    fn gelu_in(x: FloatTensor<Self>, form: Form) -> FloatTensor<Self>;
+    fn gelu_in(x: FloatTensor<Self>, form: GeluForm) -> FloatTensor<Self>;
 }
 
 /// The operations that a differentiable backend provides.
 pub(crate) trait GeluKernels: GeluOps {
     /// The gradient of `x`, given that of the output.
-    fn gelu_in_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>, form: Form) -> FloatTensor<Self>;
+    fn gelu_in_backward(
+        x: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        form: GeluForm,
+    ) -> FloatTensor<Self>;
 }
 
 pub(super) const CUBIC: f32 = 0.044_715;
@@ -130,28 +134,32 @@ fn pulled(
 }
 
 impl GeluOps for Flex {
-    fn gelu_in(x: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+    fn gelu_in(x: FloatTensor<Self>, form: GeluForm) -> FloatTensor<Self> {
         match form {
-            Form::Tanh => mapped(
+            GeluForm::Tanh => mapped(
                 x,
                 #[inline(always)]
                 |x| x * sigmoid_of_twice(x),
             ),
-            Form::Exact => mapped(x, exact),
+            GeluForm::Exact => mapped(x, exact),
         }
     }
 }
 
 impl GeluKernels for Flex {
-    fn gelu_in_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+    fn gelu_in_backward(
+        x: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        form: GeluForm,
+    ) -> FloatTensor<Self> {
         match form {
-            Form::Tanh => pulled(
+            GeluForm::Tanh => pulled(
                 x,
                 gradient,
                 #[inline(always)]
                 |g, x| g * derivative(x),
             ),
-            Form::Exact => pulled(
+            GeluForm::Exact => pulled(
                 x,
                 gradient,
                 #[inline(always)]
@@ -162,7 +170,7 @@ impl GeluKernels for Flex {
 }
 
 #[derive(Debug)]
-struct GeluBackward(Form);
+struct GeluBackward(GeluForm);
 
 impl<B: GeluKernels> Backward<B, 1> for GeluBackward {
     type State = FloatTensor<B>;
@@ -176,7 +184,7 @@ impl<B: GeluKernels> Backward<B, 1> for GeluBackward {
 }
 
 impl<B: GeluKernels, C: CheckpointStrategy> GeluOps for Autodiff<B, C> {
-    fn gelu_in(x: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
+    fn gelu_in(x: FloatTensor<Self>, form: GeluForm) -> FloatTensor<Self> {
         match GeluBackward(form).prepare::<C>([x.node()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 let x = x.into_primitive();

@@ -120,7 +120,7 @@ impl Forward for Embedder {
 
 /// A block with a residual connection around its convolutions (He et al., 2016).
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct ResNetBlock {
     /// The shortcut, a convolution of 1 x 1, if the shape changes.
     pub shortcut: Option<ConvLayer>,
     /// The convolutions: two of 3 x 3, or one between two of 1 x 1.
@@ -129,7 +129,7 @@ pub struct Block {
     activate: Activate,
 }
 
-impl Block {
+impl ResNetBlock {
     /// Block `number` of `stage`, without weights.
     pub fn new(config: &ResNetConfig, stage: usize, number: usize) -> Self {
         let outputs = config.hidden_sizes[stage];
@@ -154,7 +154,7 @@ impl Block {
     }
 }
 
-impl Forward for Block {
+impl Forward for ResNetBlock {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let [residual, x] = crate::ops::fork(x.into_float::<4>());
         let last = self.layer.len() - 1;

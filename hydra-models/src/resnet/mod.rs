@@ -11,7 +11,7 @@ mod layers;
 
 pub use architecture::{ResNet, ResNetDir, ResNetWriter};
 pub use config::ResNetConfig;
-pub use layers::{Block, ConvLayer, Convolution, Embedder};
+pub use layers::{ConvLayer, Convolution, Embedder, ResNetBlock};
 
 use crate::ModelError;
 use crate::objective::SingleLabel;
@@ -39,7 +39,8 @@ fn layers(config: &ResNetConfig) -> Result<ChainBuilder, ModelError> {
         .layer("embedder", Embedder::new(config));
     for (stage, depth) in config.depths.iter().enumerate() {
         for block in 0..*depth {
-            chain = chain.layer(format!("stages.{stage}.layers.{block}"), Block::new(config, stage, block));
+            chain =
+                chain.layer(format!("stages.{stage}.layers.{block}"), ResNetBlock::new(config, stage, block));
         }
     }
     let (width, classes) = (config.hidden_sizes.last().copied().unwrap_or(1), config.labels.count());

@@ -21,40 +21,40 @@ pub struct SelfAttention {
 
 /// A linear layer in a module of its own, as in Transformers.
 #[derive(Module, Debug)]
-pub struct Dense {
+pub struct DenseLayer {
     /// The linear layer.
     pub dense: Linear,
 }
 
 /// Attention and its output projection.
 #[derive(Module, Debug)]
-pub struct Attention {
+pub struct VitAttention {
     /// Query, key and value projections.
     pub attention: SelfAttention,
     /// The output projection, `[width, width]`.
-    pub output: Dense,
+    pub output: DenseLayer,
 }
 
 /// A pre-norm transformer block over `[items, patches, width]`. The last one computes nothing after attention but the class token,
 /// which is all that the head reads: its output is `[items, 1, width]`.
 #[derive(Module, Debug)]
-pub struct Block {
+pub struct VitBlock {
     /// Before attention.
     pub layernorm_before: Norm,
     /// Attention.
-    pub attention: Attention,
+    pub attention: VitAttention,
     /// Before the feed-forward network.
     pub layernorm_after: Norm,
     /// The first layer of the feed-forward network, `[inner, width]`.
-    pub intermediate: Dense,
+    pub intermediate: DenseLayer,
     /// The second layer of the feed-forward network, `[width, inner]`.
-    pub output: Dense,
+    pub output: DenseLayer,
     #[module(skip)]
-    options: Options,
+    options: VitOptions,
 }
 
 #[derive(Clone, Debug)]
-struct Options {
+struct VitOptions {
     attention: ops::GroupedAttention,
     activate: Activate,
     /// The dropout probability before a residual is added.
@@ -65,7 +65,7 @@ struct Options {
     is_last: bool,
 }
 
-impl Options {
+impl VitOptions {
     fn new(config: &VitConfig, index: usize) -> Self {
         let heads = config.num_attention_heads;
         let attention = ops::GroupedAttention {
@@ -86,21 +86,21 @@ impl Options {
     }
 }
 
-impl Block {
+impl VitBlock {
     /// The block at `index`, without values.
     pub fn new(config: &VitConfig, index: usize) -> Self {
         let (width, inner, bias) = (config.hidden_size, config.intermediate_size, config.qkv_bias);
         let norm = || Norm::new(width, config.layer_norm_eps);
         let map = || Linear::new(width, width, bias);
-        let dense = |inputs, outputs| Dense { dense: Linear::new(inputs, outputs, true) };
+        let dense = |inputs, outputs| DenseLayer { dense: Linear::new(inputs, outputs, true) };
         let attention = SelfAttention { query: map(), key: map(), value: map() };
         Self {
             layernorm_before: norm(),
-            attention: Attention { attention, output: dense(width, width) },
+            attention: VitAttention { attention, output: dense(width, width) },
             layernorm_after: norm(),
             intermediate: dense(width, inner),
             output: dense(inner, width),
-            options: Options::new(config, index),
+            options: VitOptions::new(config, index),
         }
     }
 
@@ -114,7 +114,7 @@ impl Block {
     }
 }
 
-impl Adaptable for Block {
+impl Adaptable for VitBlock {
     fn maps(&mut self) -> Vec<AdaptableMap<'_>> {
         let SelfAttention { query, key, value } = &mut self.attention.attention;
         vec![
@@ -128,7 +128,7 @@ impl Adaptable for Block {
     }
 }
 
-impl Forward for Block {
+impl Forward for VitBlock {
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {
         let [residual, x] = ops::fork(x.into_float::<3>());
         let attended = self.attend(self.layernorm_before.forward(x), pass);

@@ -18,7 +18,7 @@ pub struct PatchEmbeddings {
 /// The embeddings: images `[items, channels, side, side]` become `[items, 1 + patches, width]`, the class token first,
 /// then the patches row by row.
 #[derive(Module, Debug)]
-pub struct Embeddings {
+pub struct VitEmbeddings {
     /// The class token, `[1, 1, width]`.
     pub cls_token: Param<Tensor<3>>,
     /// Position embeddings, `[1, 1 + patches, width]`.
@@ -33,7 +33,7 @@ pub struct Embeddings {
     pub deviation: f64,
 }
 
-impl Embeddings {
+impl VitEmbeddings {
     /// The layer without values.
     pub fn new(config: &VitConfig) -> Self {
         let (width, patch) = (config.hidden_size, config.patch_size);
@@ -49,9 +49,9 @@ impl Embeddings {
     }
 }
 
-impl Adaptable for Embeddings {}
+impl Adaptable for VitEmbeddings {}
 
-impl Forward for Embeddings {
+impl Forward for VitEmbeddings {
     /// # Panics
     /// If images do not have the model's size.
     fn forward(&self, x: Activation, pass: &Pass) -> Activation {

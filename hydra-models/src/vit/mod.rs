@@ -10,9 +10,9 @@ mod config;
 mod embeddings;
 
 pub use architecture::{Vit, VitDir, VitWriter};
-pub use block::{Attention, Block, Dense, SelfAttention};
+pub use block::{DenseLayer, SelfAttention, VitAttention, VitBlock};
 pub use config::VitConfig;
-pub use embeddings::{Embeddings, PatchEmbeddings};
+pub use embeddings::{PatchEmbeddings, VitEmbeddings};
 
 use crate::ModelError;
 use crate::lora::{Adaptation, AdaptedLayers, transformer};
@@ -38,10 +38,10 @@ pub fn chain(config: &VitConfig, source: Option<VitDir>) -> Result<Chain, ModelE
 fn layers(config: &VitConfig, adaptation: Option<Adaptation<'_>>) -> Result<AdaptedLayers, ModelError> {
     config.validate()?;
     let blocks =
-        (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), Block::new(config, index)));
+        (0..config.num_hidden_layers).map(|index| (format!("layer.{index}"), VitBlock::new(config, index)));
     let head = ImageHead::new(ImagePooling::ClassToken, config.hidden_size, config.labels.count());
     let head = head.normalized(config.layer_norm_eps, config.initializer_range);
-    let embed = Embeddings::new(config);
+    let embed = VitEmbeddings::new(config);
     let (embed, head) = ([("embeddings".to_owned(), embed)], [("head".to_owned(), head)]);
     let layers = transformer((name(config), description(config)), embed, blocks, head, adaptation)?;
     let objective = SingleLabel { classes: config.labels.count() };

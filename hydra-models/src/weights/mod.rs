@@ -52,7 +52,7 @@ pub(crate) use directory::HEAD;
 pub(crate) use directory::{CONFIG, Directory, INDEX, Naming, ParamSource, in_file, read_json};
 pub(crate) use export::Export;
 pub(crate) use file::TensorFile;
-pub(crate) use write::{Failure, failed, read_param, write_model, write_with_metadata};
+pub(crate) use write::{WriteFailure, failed, read_param, write_model, write_with_metadata};
 
 use hydra_core::{BufferParam, StateRule};
 

@@ -34,7 +34,7 @@ struct Double {
 }
 
 #[derive(Deserialize)]
-struct State {
+struct QuantState {
     quant_type: String,
     blocksize: usize,
     shape: Vec<usize>,
@@ -57,7 +57,7 @@ impl Quantized {
     fn read(file: &TensorFile, matrix: &str, state: &str) -> Result<Self, ModelError> {
         let wrong = |source| in_file(&file.path, source);
         let text = file.bytes(state, 0..file.len(state))?;
-        let text = serde_json::from_slice::<State>(&text);
+        let text = serde_json::from_slice::<QuantState>(&text);
         let state = text.map_err(|source| ModelError::Json { path: file.path.clone(), source })?;
         if state.quant_type != "nf4" {
             let expected = format!("nf4 for `{matrix}`: quantize the original model to NF4");

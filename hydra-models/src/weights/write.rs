@@ -19,24 +19,24 @@ pub(crate) fn failed(path: &Path, source: io::Error) -> WeightError {
 }
 
 /// A read or write error, separated again after the temporary file has been removed.
-pub(crate) enum Failure {
+pub(crate) enum WriteFailure {
     Io(io::Error),
     Weights(WeightError),
 }
 
-impl From<WeightError> for Failure {
+impl From<WeightError> for WriteFailure {
     fn from(error: WeightError) -> Self {
         Self::Weights(error)
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for WriteFailure {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-impl Failure {
+impl WriteFailure {
     /// The error of writing this file.
     pub fn of(self, path: &Path) -> WeightError {
         match self {
@@ -187,7 +187,7 @@ pub(crate) fn write_with_metadata(
         }
         Ok(out.flush()?)
     };
-    replace_file(path, write).map_err(|failure: Failure| failure.of(path))
+    replace_file(path, write).map_err(|failure: WriteFailure| failure.of(path))
 }
 
 /// The buffers, first for counts and then for all other parameters: PyTorch's reader needs the wider type first.

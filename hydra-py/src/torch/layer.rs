@@ -41,7 +41,7 @@ struct Module {
     /// A hash of its classes and operations (`_trace.py`), if it is known.
     cost_key: Option<String>,
     params: Vec<Param>,
-    measured: Mutex<HashMap<Shapes, Measured>>,
+    measured: Mutex<HashMap<Shapes, TorchBytes>>,
 }
 
 /// What the memory of a call depends on: whether it trains, and the shapes of its inputs and targets.
@@ -49,7 +49,7 @@ type Shapes = (bool, Vec<Vec<usize>>);
 
 /// The bytes of PyTorch in a call, beyond the tensors in Rust's memory.
 #[derive(Clone, Copy, Default)]
-struct Measured {
+struct TorchBytes {
     /// The peak of the forward.
     forward: usize,
     /// What the graph holds between the forward and the backward.
@@ -118,7 +118,7 @@ impl Module {
         panic!("the {what} of the PyTorch module `{}` failed: {error}", self.name)
     }
 
-    fn measured(&self, shapes: &Shapes) -> Option<Measured> {
+    fn measured(&self, shapes: &Shapes) -> Option<TorchBytes> {
         locked(&self.measured).get(shapes).copied()
     }
 }
@@ -159,7 +159,7 @@ impl Module {
                 called.extract()?;
             let graph = (!graph.is_none()).then(|| Held::new(graph));
             if known.is_none() {
-                let found = Measured { forward, held, backward: None };
+                let found = TorchBytes { forward, held, backward: None };
                 locked(&self.measured).insert(shapes.clone(), found);
             }
             Ok::<_, PyErr>(Called { outputs: taken(&outputs)?, graph })
@@ -275,7 +275,7 @@ impl Layer for TorchLayer {
         let called = module.call((params, &self.fixed), &inputs, pass);
         let (Called { outputs, graph }, shapes) =
             called.unwrap_or_else(|error| module.fail("forward", &error));
-        let Measured { forward, held, .. } = module.measured(&shapes).unwrap_or_default();
+        let TorchBytes { forward, held, .. } = module.measured(&shapes).unwrap_or_default();
         drop(Charge::new(forward));
         let Some(graph) = graph else {
             return outputs.iter().map(|output| output.to_device(device)).collect();

@@ -6,4 +6,4 @@ mod client;
 mod server;
 
 pub use client::ask;
-pub(crate) use server::Server;
+pub(crate) use server::ControlServer;

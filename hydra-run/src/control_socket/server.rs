@@ -12,15 +12,15 @@ const LINE: usize = 1 << 16;
 
 /// Answers lines on a socket until it is dropped, which removes the socket's file.
 #[cfg(unix)]
-pub(crate) use unix::Server;
+pub(crate) use unix::ControlServer;
 
 /// The stub for systems without Unix sockets.
 #[cfg(not(unix))]
 #[derive(Debug)]
-pub(crate) struct Server;
+pub(crate) struct ControlServer;
 
 #[cfg(not(unix))]
-impl Server {
+impl ControlServer {
     pub(crate) fn open(_: &Path, _: impl Fn(&str) -> String) -> io::Result<Self> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -48,19 +48,19 @@ mod unix {
 
     type Answer = dyn Fn(&str) -> String + Send + Sync;
 
-    pub(crate) struct Server {
+    pub(crate) struct ControlServer {
         socket: PathBuf,
-        shared: Arc<Shared>,
+        shared: Arc<SharedAnswer>,
         thread: Option<JoinHandle<()>>,
     }
 
-    struct Shared {
+    struct SharedAnswer {
         answer: Box<Answer>,
         closing: AtomicBool,
         open: AtomicUsize,
     }
 
-    impl Server {
+    impl ControlServer {
         /// Listens on a socket file that only its owner can use. Replaces an existing file, which a killed run has left.
         pub(crate) fn open(
             socket: &Path,
@@ -80,7 +80,7 @@ mod unix {
                 return Err(error);
             }
             let (answer, closing, open) = (Box::new(answer), AtomicBool::new(false), AtomicUsize::new(0));
-            let shared = Arc::new(Shared { answer, closing, open });
+            let shared = Arc::new(SharedAnswer { answer, closing, open });
             let thread = Builder::new().name("hydra-control".to_owned());
             let accepting = shared.clone();
             let thread = Some(thread.spawn(move || accept(&listener, &accepting))?);
@@ -88,7 +88,7 @@ mod unix {
         }
     }
 
-    impl Drop for Server {
+    impl Drop for ControlServer {
         fn drop(&mut self) {
             self.shared.closing.store(true, Ordering::SeqCst);
             // Wakes the thread, which waits for a connection.
@@ -101,7 +101,7 @@ mod unix {
     }
 
     /// Accepts connections until the run has ended.
-    fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
+    fn accept(listener: &UnixListener, shared: &Arc<SharedAnswer>) {
         for stream in listener.incoming() {
             if shared.closing.load(Ordering::SeqCst) {
                 return;
@@ -112,7 +112,7 @@ mod unix {
     }
 
     /// Answers a connection on a thread of its own, or refuses it if too many are open.
-    fn serve(mut stream: UnixStream, shared: &Arc<Shared>) {
+    fn serve(mut stream: UnixStream, shared: &Arc<SharedAnswer>) {
         let bounded = stream.set_read_timeout(Some(TICK)).and_then(|()| stream.set_write_timeout(Some(TICK)));
         if bounded.is_err() {
             return;
@@ -134,7 +134,7 @@ mod unix {
     }
 
     /// Answers a connection line by line.
-    fn converse(stream: &mut UnixStream, shared: &Shared) {
+    fn converse(stream: &mut UnixStream, shared: &SharedAnswer) {
         let mut read = Vec::new();
         while let Some(line) = next_line(stream, &mut read, shared) {
             let answer = (shared.answer)(&line) + "\n";
@@ -147,7 +147,7 @@ mod unix {
     }
 
     /// Returns the next line, or `None` if it does not arrive in time. `read` holds bytes of later lines.
-    fn next_line(stream: &mut UnixStream, read: &mut Vec<u8>, shared: &Shared) -> Option<String> {
+    fn next_line(stream: &mut UnixStream, read: &mut Vec<u8>, shared: &SharedAnswer) -> Option<String> {
         let until = Instant::now() + PATIENCE;
         let mut some = [0; 4096];
         loop {
@@ -181,9 +181,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
-    fn echo(dir: &Path) -> (std::path::PathBuf, Server) {
+    fn echo(dir: &Path) -> (std::path::PathBuf, ControlServer) {
         let socket = dir.join("socket");
-        let server = Server::open(&socket, |line| format!("<{line}>")).unwrap();
+        let server = ControlServer::open(&socket, |line| format!("<{line}>")).unwrap();
         (socket, server)
     }
 

@@ -26,20 +26,20 @@ pub(super) struct Connection(Arc<AtomicBool>);
 
 impl Connection {
     /// Marks the connection as an event stream until the result is dropped. Returns `None` if [`STREAMS`] are open.
-    pub(super) fn stream(&self, connections: &Connections) -> Option<Stream> {
+    pub(super) fn stream(&self, connections: &Connections) -> Option<EventStream> {
         let open = connections.0.lock().unwrap_or_else(PoisonError::into_inner);
         if open.connections.values().filter(|(connection, _)| connection.0.load(Relaxed)).count() >= STREAMS {
             return None;
         }
         self.0.store(true, Relaxed);
-        Some(Stream(self.clone()))
+        Some(EventStream(self.clone()))
     }
 }
 
 /// An open event stream.
-pub(super) struct Stream(Connection);
+pub(super) struct EventStream(Connection);
 
-impl Drop for Stream {
+impl Drop for EventStream {
     fn drop(&mut self) {
         self.0.0.store(false, Relaxed);
     }

@@ -16,15 +16,15 @@ pub(super) fn points_each(tasks: usize) -> usize {
 pub(super) fn drawn(losses: impl ExactSizeIterator<Item = Option<f64>>, most: usize) -> Value {
     let total = losses.len();
     let each = if total <= most { 1 } else { (2 * total).div_ceil(most) };
-    let mut curve = Curve { each, ..Curve::default() };
+    let mut curve = DashboardCurve { each, ..DashboardCurve::default() };
     losses.enumerate().for_each(|(step, loss)| curve.push(step, loss));
     curve.end();
-    let Curve { steps, losses, middles, means, .. } = curve;
+    let DashboardCurve { steps, losses, middles, means, .. } = curve;
     json!({ "of": total, "each": each, "steps": steps, "losses": losses, "middles": middles, "means": means })
 }
 
 #[derive(Default)]
-struct Curve {
+struct DashboardCurve {
     each: usize,
     steps: Vec<usize>,
     losses: Vec<Option<f64>>,
@@ -33,7 +33,7 @@ struct Curve {
     window: Vec<(usize, Option<f64>)>,
 }
 
-impl Curve {
+impl DashboardCurve {
     fn push(&mut self, step: usize, loss: Option<f64>) {
         self.window.push((step, loss));
         if self.window.len() == self.each {

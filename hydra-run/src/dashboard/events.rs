@@ -1,6 +1,6 @@
 //! The event stream of a run: new lines of `metrics.jsonl`, and the state of the run and its tasks after them.
 
-use super::connections::Stream;
+use super::connections::EventStream;
 use super::runs::state;
 use super::snapshot::standings;
 use crate::run_dir::{Follower, METRICS, length, lines_from};
@@ -25,7 +25,7 @@ pub(super) struct Followed {
     /// The last state of the run that was sent.
     pub(super) state: &'static str,
     /// Marks the connection as an event stream.
-    pub(super) _stream: Stream,
+    pub(super) _stream: EventStream,
 }
 
 /// Returns the events. The id of each is the offset from which the next one continues.

@@ -18,5 +18,5 @@ pub(crate) use kind::kind;
 pub use names::DevicesArg;
 pub(crate) use names::{Gpus, text_in_files, threads_of_each};
 pub use report::DoctorReport;
-pub(crate) use reservations::{Admitted, Entry, MachineReservations, PlanningLock};
+pub(crate) use reservations::{Admitted, MachineReservations, PlanningLock, ReservationEntry};
 pub use resources::Machine;

@@ -23,7 +23,7 @@ pub(crate) struct Curves {
 
 /// The value of a setting.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Setting {
+pub(crate) struct SettingValue {
     /// The text that is shown.
     pub(crate) text: String,
     /// The value, if it is a number.
@@ -63,7 +63,7 @@ impl RankedBy {
 pub(crate) struct Curve {
     pub(crate) name: String,
     /// Its settings, in the order of the names in [`Curves::settings`].
-    pub(crate) settings: Vec<Setting>,
+    pub(crate) settings: Vec<SettingValue>,
     /// `done`, `failed`, `stopped`.
     pub(crate) state: String,
     /// The units trained at the end of each minibatch, and its loss.
@@ -141,15 +141,15 @@ impl Curves {
     }
 
     /// Returns the distinct values of a setting: numbers in order, then texts in order of occurrence.
-    pub(crate) fn values(&self, setting: usize) -> Vec<Setting> {
-        let mut values: Vec<Setting> = Vec::new();
+    pub(crate) fn values(&self, setting: usize) -> Vec<SettingValue> {
+        let mut values: Vec<SettingValue> = Vec::new();
         for value in self.tasks.iter().filter_map(|task| task.settings.get(setting)) {
             if !values.contains(value) {
                 values.push(value.clone());
             }
         }
         values.sort_by(|a, b| {
-            let number = |value: &Setting| value.number.unwrap_or(f64::INFINITY);
+            let number = |value: &SettingValue| value.number.unwrap_or(f64::INFINITY);
             number(a).total_cmp(&number(b))
         });
         values
@@ -207,7 +207,7 @@ impl Curves {
 pub(crate) struct Keyed {
     setting: usize,
     pub(crate) name: String,
-    pub(crate) values: Vec<Setting>,
+    pub(crate) values: Vec<SettingValue>,
     /// True if the values are numbers; the colours are then ordered.
     ordered: bool,
 }
@@ -271,8 +271,8 @@ pub(crate) fn made(rates: &[f64], batches: &[f64], minibatches: usize) -> Curves
         Curve {
             name: format!("b{batch}-lr{lr:e}"),
             settings: vec![
-                Setting { text: batch.to_string(), number: Some(batch) },
-                Setting { text: format!("{lr:e}"), number: Some(lr) },
+                SettingValue { text: batch.to_string(), number: Some(batch) },
+                SettingValue { text: format!("{lr:e}"), number: Some(lr) },
             ],
             state: "done".to_owned(),
             training: training.collect(),
@@ -364,7 +364,7 @@ mod tests {
         let mut curves = made(&[1e-3, 3e-3], &[4.0], 2);
         curves.settings = vec!["optimizer".to_owned(), SEED.to_owned()];
         for (task, (optimizer, seed)) in curves.tasks.iter_mut().zip([("adamw", 1.0), ("sgd", 2.0)]) {
-            let text = |text: &str, number| Setting { text: text.to_owned(), number };
+            let text = |text: &str, number| SettingValue { text: text.to_owned(), number };
             task.settings = vec![text(optimizer, None), text(&seed.to_string(), Some(seed))];
         }
         let style = curves.style();

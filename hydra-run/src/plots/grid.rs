@@ -2,7 +2,7 @@
 //! One or two settings are drawn as an axis and lines, more settings as parallel coordinates.
 
 use crate::plots::colour::CATEGORIES;
-use crate::plots::curves::{Curve, Curves, RankedBy, Setting};
+use crate::plots::curves::{Curve, Curves, RankedBy, SettingValue};
 use crate::plots::parallel::{self, is_logarithmic};
 use crate::plots::scale::{Scale, apart, short};
 use crate::plots::svg::{Anchor, Stroke, Svg, stacked};
@@ -124,7 +124,7 @@ fn frame(
     svg: &mut Svg,
     (x, y): (&Scale, &Scale),
     axes: &Axes,
-    along: &[Setting],
+    along: &[SettingValue],
     [name, measure]: [&str; 2],
 ) {
     let light = Stroke::new("#e4e4e4", 1.0);
@@ -168,7 +168,7 @@ impl Plot<'_> {
         self.curves.tasks.iter().any(|task| task.rank_by().is_some() && task.state != "done")
     }
 
-    fn lines(&self, svg: &mut Svg, lines: &[Setting]) {
+    fn lines(&self, svg: &mut Svg, lines: &[SettingValue]) {
         let mut ends = Vec::new();
         for index in 0..lines.len().max(1) {
             let (line, colour) = (lines.get(index), CATEGORIES[index % CATEGORIES.len()]);
@@ -197,7 +197,7 @@ impl Plot<'_> {
     fn line(
         &self,
         svg: &mut Svg,
-        line: Option<&Setting>,
+        line: Option<&SettingValue>,
         (index, aside): (usize, f64),
         colour: &str,
     ) -> Option<(f64, f64)> {
@@ -276,13 +276,13 @@ mod tests {
         curves.settings[0] = "optimizer".to_owned();
         for task in &mut curves.tasks {
             let text = if task.settings[0].text == "8" { "adamw" } else { "sgd" }.to_owned();
-            task.settings[0] = Setting { text, number: None };
+            task.settings[0] = SettingValue { text, number: None };
         }
         let svg = of_group(&curves);
         assert!(svg.contains("optimizer adamw") && svg.contains("optimizer sgd"), "{svg}");
         curves.settings.push("warmup".to_owned());
         for (index, task) in curves.tasks.iter_mut().enumerate() {
-            task.settings.push(Setting { text: index.to_string(), number: Some(index as f64) });
+            task.settings.push(SettingValue { text: index.to_string(), number: Some(index as f64) });
         }
         assert!(of_group(&curves).contains("a line for each task"));
         // Repetitions with other seeds are points at one place.

@@ -2,7 +2,7 @@
 //! task, coloured by its rank.
 
 use crate::plots::colour::ordered;
-use crate::plots::curves::{Curve, Curves, Setting};
+use crate::plots::curves::{Curve, Curves, SettingValue};
 use crate::plots::scale::{Scale, apart, short};
 use crate::plots::svg::{Anchor, Stroke, Svg};
 
@@ -105,7 +105,7 @@ fn of_setting(curves: &Curves, setting: usize) -> Axis {
 
 /// Returns the positions of values: numbers on a linear axis, or a logarithmic one if their magnitudes differ; texts at even
 /// distances.
-fn coordinates(name: &str, values: &[Setting]) -> Vec<f64> {
+fn coordinates(name: &str, values: &[SettingValue]) -> Vec<f64> {
     let numbers: Option<Vec<f64>> = values.iter().map(|value| value.number).collect();
     match numbers {
         Some(numbers) if is_logarithmic(name, &numbers) => numbers.into_iter().map(f64::log10).collect(),
@@ -156,7 +156,7 @@ mod tests {
         curves.settings.push("optimizer".to_owned());
         for (index, task) in curves.tasks.iter_mut().enumerate() {
             let text = if index % 2 == 0 { "adamw" } else { "sgd" }.to_owned();
-            task.settings.push(Setting { text, number: None });
+            task.settings.push(SettingValue { text, number: None });
         }
         curves.tasks[0].state = "failed".to_owned();
         let svg = draw(&curves);

@@ -55,12 +55,12 @@ pub struct Timeline {
 
 #[derive(Clone, Default)]
 struct DeviceRow {
-    compute: Vec<Bar>,
-    promotions: Vec<Bar>,
+    compute: Vec<ScheduleBar>,
+    promotions: Vec<ScheduleBar>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Bar {
+struct ScheduleBar {
     label: Label,
     start_s: f32,
     end_s: f32,
@@ -74,7 +74,7 @@ struct Label {
 
 /// A rectangle of a row: columns from, to (exclusive), and what it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Block {
+struct RowSegment {
     from: usize,
     to: usize,
     label: Label,
@@ -87,7 +87,7 @@ impl Timeline {
     }
 
     /// Returns the timeline of a simulation.
-    pub fn simulated(title: String, devices: usize, spans: &[hydra_sched::Span]) -> Self {
+    pub fn simulated(title: String, devices: usize, spans: &[hydra_sched::ScheduleSpan]) -> Self {
         let mut timeline = Self { title, ..Self::new(devices) };
         for span in spans {
             let Some(bars) = timeline.rows.get_mut(span.device) else { continue };
@@ -97,7 +97,7 @@ impl Timeline {
                 Occupation::Compute(ShardTaskKind::Backward) => (&mut bars.compute, Shade::Dark),
                 Occupation::Promote { .. } => (&mut bars.promotions, Shade::Dark),
             };
-            bars.push(Bar::new(span.task, shade, span.start_s, span.end_s));
+            bars.push(ScheduleBar::new(span.task, shade, span.start_s, span.end_s));
             timeline.end_s = timeline.end_s.max(span.end_s);
         }
         timeline
@@ -115,7 +115,7 @@ impl Timeline {
             Work::Evaluate => Shade::Pale,
             _ => Shade::Dark,
         };
-        bars.compute.push(Bar::new(span.task.0, shade, span.start_s, span.end_s));
+        bars.compute.push(ScheduleBar::new(span.task.0, shade, span.start_s, span.end_s));
         self.spans += 1;
         self.end_s = self.end_s.max(span.end_s);
     }
@@ -147,7 +147,7 @@ impl Timeline {
     pub(crate) fn zoomable(&self, tasks: usize, palette: &Palette) -> Zoomable {
         let columns = (ZOOM_COLUMNS / self.rows.len().max(1)).clamp(1000, ZOOM_ROW);
         let shades = [Shade::Light, Shade::Dark, Shade::Pale];
-        let numbers = |block: Block| {
+        let numbers = |block: RowSegment| {
             let shade = shades.iter().position(|shade| *shade == block.label.shade).unwrap_or(0);
             [block.from, block.to, block.label.task as usize, shade]
         };
@@ -171,7 +171,7 @@ pub fn check_size(devices: usize, shard_tasks: u64) -> Result<()> {
     Ok(())
 }
 
-impl Bar {
+impl ScheduleBar {
     const fn new(task: usize, shade: Shade, start_s: f64, end_s: f64) -> Self {
         let label = Label { task: task as u32, shade };
         Self { label, start_s: start_s as f32, end_s: end_s as f32 }
@@ -186,7 +186,7 @@ impl Bar {
 }
 
 /// Returns the rectangles of a row over a time interval, `columns` wide.
-fn row(bars: &[Bar], interval: &Range<f64>, columns: usize) -> Vec<Block> {
+fn row(bars: &[ScheduleBar], interval: &Range<f64>, columns: usize) -> Vec<RowSegment> {
     let mut cells: Vec<Vec<(Label, f64)>> = vec![Vec::new(); columns];
     for bar in bars {
         let (start, end) = bar.place(interval, columns);
@@ -203,9 +203,9 @@ fn row(bars: &[Bar], interval: &Range<f64>, columns: usize) -> Vec<Block> {
 }
 
 /// Returns the rectangles of a row in which every bar longer than zero has at least one column.
-fn strip(bars: &[Bar], interval: &Range<f64>, columns: usize) -> Vec<Block> {
+fn strip(bars: &[ScheduleBar], interval: &Range<f64>, columns: usize) -> Vec<RowSegment> {
     let mut cells = vec![None; columns];
-    let within = |bar: &&Bar| f64::from(bar.end_s) > interval.start && bar.end_s > bar.start_s;
+    let within = |bar: &&ScheduleBar| f64::from(bar.end_s) > interval.start && bar.end_s > bar.start_s;
     for bar in bars.iter().filter(within) {
         let (start, end) = bar.place(interval, columns);
         let first = (start as usize).min(columns);
@@ -222,13 +222,13 @@ fn most(cell: &[(Label, f64)]) -> Option<Label> {
     most.filter(|_| busy >= 0.5).map(|(label, _)| *label)
 }
 
-fn runs(columns: impl Iterator<Item = Option<Label>>) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
+fn runs(columns: impl Iterator<Item = Option<Label>>) -> Vec<RowSegment> {
+    let mut blocks: Vec<RowSegment> = Vec::new();
     for (column, label) in columns.enumerate() {
         let Some(label) = label else { continue };
         match blocks.last_mut() {
             Some(last) if last.to == column && last.label == label => last.to += 1,
-            _ => blocks.push(Block { from: column, to: column + 1, label }),
+            _ => blocks.push(RowSegment { from: column, to: column + 1, label }),
         }
     }
     blocks
@@ -317,20 +317,20 @@ impl Sheet<'_, '_> {
         }
     }
 
-    fn blocks(&self, blocks: &[Block], top: i32, height: i32) -> Result<()> {
+    fn blocks(&self, blocks: &[RowSegment], top: i32, height: i32) -> Result<()> {
         blocks.iter().try_for_each(|block| {
             let corners = [(LEFT + block.from as i32, top), (LEFT + block.to as i32, top + height)];
             self.canvas.fill(corners, self.colour(block))
         })
     }
 
-    fn colour(&self, block: &Block) -> RGBColor {
+    fn colour(&self, block: &RowSegment) -> RGBColor {
         self.palette.colour(block.label.task as usize, block.label.shade)
     }
 
     /// Writes on each large enough rectangle the settings of its task, or the task's number in the legend. A white edge separates
     /// neighbours of one colour.
-    fn texts(&self, blocks: &[Block], top: i32) -> Result<()> {
+    fn texts(&self, blocks: &[RowSegment], top: i32) -> Result<()> {
         blocks.iter().try_for_each(|block| {
             let (from, task) = (LEFT + block.from as i32, block.label.task as usize);
             let number = match self.numbered {
@@ -442,7 +442,7 @@ mod tests {
             span(0, 9, 3.0, 3.2),
             span(1, 1, 9.0, 10.0),
         ]);
-        let light = |from, to, task| Block { from, to, label: Label { task, shade: Shade::Light } };
+        let light = |from, to, task| RowSegment { from, to, label: Label { task, shade: Shade::Light } };
         let row = |device: usize, interval, columns| row(&timeline.rows[device].compute, interval, columns);
         assert_eq!(row(0, &(0.0..10.0), 10), [light(0, 2, 7), light(2, 3, 8)]);
         assert_eq!(row(1, &(0.0..10.0), 10), [light(9, 10, 1)]);
@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn promotions_of_a_simulation_are_seen() {
         let (minibatch, shard) = (0, 0);
-        let span = |device: usize, task, what, start_s, end_s| hydra_sched::Span {
+        let span = |device: usize, task, what, start_s, end_s| hydra_sched::ScheduleSpan {
             device,
             task,
             minibatch,
@@ -473,7 +473,7 @@ mod tests {
             span(1, 8, compute, 0.0, 10.0),
         ];
         let timeline = Timeline::simulated("Simulated".to_owned(), 2, &spans);
-        let dark = |from, to, task| Block { from, to, label: Label { task, shade: Shade::Dark } };
+        let dark = |from, to, task| RowSegment { from, to, label: Label { task, shade: Shade::Dark } };
         let strip = |device: usize, interval| strip(&timeline.rows[device].promotions, interval, 10);
         assert_eq!(strip(0, &(0.0..10.0)), [dark(0, 1, 7), dark(4, 6, 8)]);
         assert_eq!(strip(0, &(5.0..15.0)), [dark(0, 1, 8)]);

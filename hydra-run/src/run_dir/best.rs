@@ -1,6 +1,6 @@
 //! The best model of a run, with the commands that evaluate and load it.
 
-use super::group::Group;
+use super::group::TaskGroup;
 use super::leaderboard::Report;
 use super::task::ReportTask;
 use serde_json::Value;
@@ -17,7 +17,7 @@ impl Report {
     }
 }
 
-fn best(group: &Group<'_>, dir: &Path) -> Option<String> {
+fn best(group: &TaskGroup<'_>, dir: &Path) -> Option<String> {
     let is_written = |task: &&ReportTask| task.model_dir.as_deref().is_some_and(|at| Path::new(at).is_dir());
     let first = group.ranked().into_iter().find(|(rank, _)| *rank == Some(1));
     let task = first.map(|(_, task)| task).filter(is_written)?;

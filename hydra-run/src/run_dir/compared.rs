@@ -1,7 +1,7 @@
 //! Comparisons between the tasks of a JSON report: the settings in which they differ, and statistics over seeds.
 
 use crate::run_dir::differences::{Differences, add_differences};
-use crate::run_dir::group::Group;
+use crate::run_dir::group::TaskGroup;
 use crate::run_dir::leaderboard::Report;
 use crate::run_dir::seeds::repeated;
 use anyhow::Result;
@@ -13,7 +13,7 @@ pub(crate) fn compare(report: &mut Value) -> Result<()> {
     let Some(tasks) = report["tasks"].as_array_mut() else { return Ok(()) };
     add_differences(tasks);
     let read = Report::so_far(tasks.clone())?;
-    let of = |group: &Group<'_>| {
+    let of = |group: &TaskGroup<'_>| {
         let (differences, _) = Differences::of(group.tasks.iter().map(|task| &task.config)).without_seed();
         repeated(group).iter().map(|one| one.json(group, &differences)).collect::<Vec<_>>()
     };

@@ -1,12 +1,12 @@
 //! Plots of a report and of the events in `metrics.jsonl`.
 
 use crate::plots::colour::Palette;
-use crate::plots::curves::{Curve, Curves, RankedBy, Setting};
+use crate::plots::curves::{Curve, Curves, RankedBy, SettingValue};
 use crate::plots::html_report::PlotFigure;
 use crate::plots::{grid, losses, memory};
 use crate::run_dir::differences::Differences;
 use crate::run_dir::directory::{LEADERBOARD, LOSSES, MEMORY};
-use crate::run_dir::group::Group;
+use crate::run_dir::group::TaskGroup;
 use crate::run_dir::journal::Journal;
 use crate::run_dir::leaderboard::Report;
 use crate::run_dir::task::ReportTask;
@@ -16,7 +16,7 @@ impl Report {
     /// Returns the plots of the run. Memory is plotted from `journal`, since the report does not record it over time.
     pub fn plots(&self, journal: &Journal) -> Vec<PlotFigure> {
         let groups = self.groups();
-        let title = |group: &Group<'_>| (groups.len() > 1).then(|| group.title());
+        let title = |group: &TaskGroup<'_>| (groups.len() > 1).then(|| group.title());
         let curves: Vec<Curves> = groups.iter().map(|group| curves(group, title(group), journal)).collect();
         let mut plots = vec![
             PlotFigure { title: "Losses", file: LOSSES, svg: losses::draw(&curves) },
@@ -39,7 +39,7 @@ impl Report {
 
 /// Returns the curves of a group's tasks over the items counted in `journal`. Without counts, a minibatch is taken as batch
 /// times context, which overstates the last minibatch of an epoch.
-fn curves(group: &Group<'_>, title: Option<String>, journal: &Journal) -> Curves {
+fn curves(group: &TaskGroup<'_>, title: Option<String>, journal: &Journal) -> Curves {
     let (tasks, validated) = (&group.tasks, group.is_validated());
     let trained: Option<Vec<Vec<f64>>> = tasks.iter().map(|task| trained(task, journal)).collect();
     let unit = tasks.iter().find_map(|task| task.unit.as_deref()).unwrap_or("tokens");
@@ -58,10 +58,10 @@ fn curves(group: &Group<'_>, title: Option<String>, journal: &Journal) -> Curves
 }
 
 /// Returns the names of the settings in which tasks differ, and their values for each task.
-fn differing(tasks: &[&ReportTask]) -> (Vec<String>, Vec<Vec<Setting>>) {
+fn differing(tasks: &[&ReportTask]) -> (Vec<String>, Vec<Vec<SettingValue>>) {
     let differences = Differences::of(tasks.iter().map(|task| &task.config));
     let of = |task: usize| {
-        let setting = |name: &String| Setting {
+        let setting = |name: &String| SettingValue {
             text: differences.text(task, name),
             number: differences.value(task, name).and_then(serde_json::Value::as_f64),
         };
@@ -86,7 +86,7 @@ fn trained(task: &ReportTask, journal: &Journal) -> Option<Vec<f64>> {
     std::iter::once(Some(0.0)).chain(sums).collect()
 }
 
-fn curve(task: &ReportTask, trained: &[f64], settings: Vec<Setting>, validated: bool) -> Curve {
+fn curve(task: &ReportTask, trained: &[f64], settings: Vec<SettingValue>, validated: bool) -> Curve {
     let at = |step: usize| trained.get(step).or(trained.last()).copied().unwrap_or(0.0);
     let training = task.losses.iter().enumerate();
     let training = training.map(|(step, loss)| (at(step + 1), loss.unwrap_or(f64::NAN)));

@@ -5,7 +5,7 @@ use crate::terminal::{Measure, Score};
 use std::cmp::Ordering;
 
 /// Tasks with the same measure and the same data.
-pub(super) struct Group<'a> {
+pub(super) struct TaskGroup<'a> {
     pub(super) measure: Measure,
     pub(super) data: &'a str,
     /// In report order.
@@ -13,19 +13,19 @@ pub(super) struct Group<'a> {
 }
 
 /// Groups tasks, sorted by measure and, within a measure, by the first task of each data set. Returns at least one group.
-pub(super) fn groups(tasks: &[ReportTask]) -> Vec<Group<'_>> {
-    let mut groups: Vec<Group<'_>> = Vec::new();
+pub(super) fn groups(tasks: &[ReportTask]) -> Vec<TaskGroup<'_>> {
+    let mut groups: Vec<TaskGroup<'_>> = Vec::new();
     for task in tasks {
         let (measure, data) = (measure(task, tasks), data(&task.config));
-        let is_its = |group: &&mut Group<'_>| group.measure == measure && same_data(group.tasks[0], task);
+        let is_its = |group: &&mut TaskGroup<'_>| group.measure == measure && same_data(group.tasks[0], task);
         match groups.iter_mut().find(is_its) {
             Some(group) => group.tasks.push(task),
-            None => groups.push(Group { measure, data, tasks: vec![task] }),
+            None => groups.push(TaskGroup { measure, data, tasks: vec![task] }),
         }
     }
     groups.sort_by_key(|group| group.measure);
     match groups.is_empty() {
-        true => vec![Group { measure: Measure::Perplexity, data: "the data", tasks: Vec::new() }],
+        true => vec![TaskGroup { measure: Measure::Perplexity, data: "the data", tasks: Vec::new() }],
         false => groups,
     }
 }
@@ -41,7 +41,7 @@ fn measure(task: &ReportTask, tasks: &[ReportTask]) -> Measure {
     task.measure().or_else(of_data).or_else(of_kind).unwrap_or(Measure::Perplexity)
 }
 
-impl<'a> Group<'a> {
+impl<'a> TaskGroup<'a> {
     /// Returns the title that distinguishes the group from others.
     pub(super) fn title(&self) -> String {
         format!("{} on {}", self.measure.name(), self.data)

@@ -1,7 +1,7 @@
 //! The final report as text: a leaderboard for each measure and data set, the devices, and the bytes transferred.
 
 use super::differences::Differences;
-use super::group::{Group, groups};
+use super::group::{TaskGroup, groups};
 use super::seeds;
 use super::task::{LAST, ReportTask, TrainingProgress, data, figure};
 use crate::terminal::{Score, Table, thousands};
@@ -27,14 +27,14 @@ pub struct Report {
     /// Missing in reports of versions without skipped tasks.
     #[serde(default)]
     skipped: Vec<Skipped>,
-    devices: Vec<Device>,
+    devices: Vec<ReportedDevice>,
     transfers: Transfers,
     host_admitted_bytes: u64,
     host_budget_bytes: u64,
 }
 
 #[derive(Debug, Deserialize)]
-struct Device {
+struct ReportedDevice {
     name: String,
     threads: usize,
     budget_bytes: u64,
@@ -80,7 +80,7 @@ impl Report {
         let groups = report.groups();
         // Tasks of different runs may have the same name.
         let place = |task: &ReportTask| report.tasks.iter().position(|other| std::ptr::eq(other, task));
-        let ranked = groups.iter().flat_map(Group::ranked).filter_map(|(rank, task)| {
+        let ranked = groups.iter().flat_map(TaskGroup::ranked).filter_map(|(rank, task)| {
             let mut task = value["tasks"].get(place(task)?)?.clone();
             task["rank"] = serde_json::json!(rank);
             Some(task)
@@ -92,7 +92,8 @@ impl Report {
 
     /// Returns the task names of each group in leaderboard order.
     pub(super) fn in_order(&self) -> Vec<Vec<String>> {
-        let names = |group: &Group<'_>| group.ranked().iter().map(|(_, task)| task.name.clone()).collect();
+        let names =
+            |group: &TaskGroup<'_>| group.ranked().iter().map(|(_, task)| task.name.clone()).collect();
         self.groups().iter().map(names).collect()
     }
 
@@ -173,7 +174,7 @@ impl Report {
     }
 
     /// Returns the groups of tasks that are ranked together: those with the same measure and data.
-    pub(super) fn groups(&self) -> Vec<Group<'_>> {
+    pub(super) fn groups(&self) -> Vec<TaskGroup<'_>> {
         groups(&self.tasks)
     }
 
@@ -181,7 +182,7 @@ impl Report {
     /// of their data.
     pub fn ranking(&self) -> String {
         let groups = self.groups();
-        let shown = |(index, group): (usize, &Group<'_>)| {
+        let shown = |(index, group): (usize, &TaskGroup<'_>)| {
             let last = index + 1 == groups.len();
             let is_here = |skipped: &&Skipped| match groups
                 .iter()
@@ -267,7 +268,7 @@ impl Report {
 }
 
 /// Returns the table of a group and its skipped tasks, with a column for each setting in which they differ.
-fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
+fn table(group: &TaskGroup<'_>, skipped: &[&Skipped]) -> String {
     let what = group.measure.brief();
     let unfinished = group.is_unfinished();
     let forked = group.tasks.iter().any(|task| task.forked_from().is_some());
@@ -320,7 +321,7 @@ fn table(group: &Group<'_>, skipped: &[&Skipped]) -> String {
 }
 
 /// Returns notes that explain the numbers of unfinished tasks.
-fn notes(group: &Group<'_>, unfinished: bool) -> String {
+fn notes(group: &TaskGroup<'_>, unfinished: bool) -> String {
     let so_far = group.tasks.iter().any(|task| task.validated().is_some_and(|(step, _)| step.is_some()));
     let mut notes = Vec::new();
     notes.extend(unfinished.then(|| format!("training loss: the mean of the last {LAST} minibatches")));
@@ -371,7 +372,7 @@ mod tests {
 
     /// Returns the tasks of all groups with their ranks.
     fn ranked(report: &Report) -> Vec<(Option<usize>, &ReportTask)> {
-        report.groups().iter().flat_map(Group::ranked).collect()
+        report.groups().iter().flat_map(TaskGroup::ranked).collect()
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Mean and standard deviation over tasks that differ in the seed alone.
 
 use super::differences::{Differences, SEED, settings};
-use super::group::Group;
+use super::group::TaskGroup;
 use super::task::{ReportTask, figure};
 use crate::terminal::{Measure, Score, Table};
 use serde_json::{Map, Value, json};
@@ -70,7 +70,7 @@ impl Repeated<'_> {
         Sample::from_values(&values.collect::<Vec<_>>())
     }
 
-    pub(super) fn json(&self, group: &Group<'_>, differences: &Differences) -> Value {
+    pub(super) fn json(&self, group: &TaskGroup<'_>, differences: &Differences) -> Value {
         let first = self.tasks.first().copied().unwrap_or_default();
         let names: Vec<&str> = self.tasks.iter().map(|task| group.tasks[*task].name.as_str()).collect();
         let mut json = json!({ "differs": differences.json(first), "tasks": names, "n": self.done.len() });
@@ -86,12 +86,12 @@ impl Repeated<'_> {
 }
 
 /// The name of a figure of a group's results.
-fn named(key: &str, group: &Group<'_>) -> String {
+fn named(key: &str, group: &TaskGroup<'_>) -> String {
     if key == METRIC { group.measure.name().to_owned() } else { key.to_owned() }
 }
 
 /// Groups tasks by their settings without the seed, best mean first. Returns nothing if no settings are repeated.
-pub(super) fn repeated<'a>(group: &Group<'a>) -> Vec<Repeated<'a>> {
+pub(super) fn repeated<'a>(group: &TaskGroup<'a>) -> Vec<Repeated<'a>> {
     let mut all: Vec<(Value, Repeated<'a>)> = Vec::new();
     for (index, task) in group.tasks.iter().enumerate() {
         let key = without_seed(&task.config);
@@ -124,7 +124,7 @@ fn without_seed(config: &Value) -> Value {
 }
 
 /// Returns the table of a group's statistics over seeds, empty if no settings are repeated.
-pub(super) fn table(group: &Group<'_>) -> String {
+pub(super) fn table(group: &TaskGroup<'_>) -> String {
     let repeated = repeated(group);
     if repeated.is_empty() {
         return String::new();

@@ -1,6 +1,6 @@
 //! Run-control commands at the start and at the end of a run.
 
-use crate::control_socket::Server;
+use crate::control_socket::ControlServer;
 use crate::machine::process_memory::ProcessGrowth;
 use crate::run_dir::{CommandLog, Journal, PlannedTask, RunDir, RunSpec, SOCKET, compare};
 use crate::session::controller::Controller;
@@ -12,8 +12,8 @@ use hydra_engine::RunReport;
 use serde_json::Value;
 
 /// Opens the socket for commands, if the system and the length of the directory's path allow it.
-pub(super) fn listen(dir: &RunDir, controller: Controller) -> Option<Server> {
-    let opened = Server::open(&dir.file(SOCKET), move |line| controller.answer(line));
+pub(super) fn listen(dir: &RunDir, controller: Controller) -> Option<ControlServer> {
+    let opened = ControlServer::open(&dir.file(SOCKET), move |line| controller.answer(line));
     opened
         .map_err(|error| tell(&format!("note: `hydra ctl` cannot control this run: {SOCKET}: {error}")))
         .ok()

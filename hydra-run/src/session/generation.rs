@@ -766,7 +766,7 @@ pub fn generate(
             ByteSize(host)
         )));
     }
-    let meter = Arc::new(Meter::new(request, adapters.len(), shown));
+    let meter = Arc::new(ProgressMeter::new(request, adapters.len(), shown));
     let mut tasks = Vec::new();
     let mut data = Vec::new();
     for adapters in adapters {
@@ -830,7 +830,7 @@ fn explained(error: EngineError, model: &str) -> anyhow::Error {
 }
 
 /// Shows the progress of all sequences.
-struct Meter {
+struct ProgressMeter {
     shown: Shown,
     begun: Instant,
     state: Mutex<Counted>,
@@ -850,7 +850,7 @@ struct Counted {
 /// The time between two lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-impl Meter {
+impl ProgressMeter {
     fn new(request: &Request, adapters: usize, shown: Shown) -> Self {
         let new = |prompt: &Prompt| request.limits.tokens(prompt.ids.len()) - prompt.ids.len();
         let most = (request.prompts().iter().map(new).sum::<usize>() * adapters) as u64;

@@ -258,14 +258,14 @@ impl Model {
         if self.model.is_quantized() && adapters.adapter.is_none() && rank.is_none() {
             return Err(quantized(&self.name).into());
         }
-        let (trained, plan) = self.build(adapters, rank, Form::of(save))?;
+        let (trained, plan) = self.build(adapters, rank, OutputFormat::of(save))?;
         plan.map_or(Ok(()), |plan| plan.check_trainable())?;
         Ok(trained)
     }
 
     /// Returns the model for evaluation, with the adapters of the settings. It is planned without a backward pass.
     pub fn evaluated(&self, adapters: &AdapterSettings) -> Result<Arc<Chain>> {
-        let chain = self.build(adapters, None, Form::of(None))?.0.chain;
+        let chain = self.build(adapters, None, OutputFormat::of(None))?.0.chain;
         let chain = Arc::into_inner(chain).context("a chain that was just built has one owner")?;
         Ok(Arc::new(chain.evaluated_only()))
     }
@@ -278,7 +278,7 @@ impl Model {
         save: Option<SavedType>,
         shard_bytes: u64,
     ) -> Result<Trained> {
-        Ok(self.build(adapters, None, Form { save, shard_bytes })?.0)
+        Ok(self.build(adapters, None, OutputFormat { save, shard_bytes })?.0)
     }
 
     /// Returns the model as it is stored with a writer of a GGUF file of this name, with the adapters of the settings merged, or of
@@ -336,7 +336,7 @@ impl Model {
         &self,
         adapters: &AdapterSettings,
         rank: Option<usize>,
-        Form { save, shard_bytes }: Form,
+        OutputFormat { save, shard_bytes }: OutputFormat,
     ) -> Result<(Trained, Option<Plan>)> {
         let failed = || format!("the model `{}` could not be built", self.name);
         let (adapter, lora) = self.adapters_of(adapters, rank)?;
@@ -482,12 +482,12 @@ impl Model {
 /// A split, and the split again if it has the log-probabilities of a reference.
 pub(crate) type ReadSplit = (Arc<dyn Content>, Option<Arc<WithReference>>);
 /// How a model is written: the type of its weights, by default that of its files, and the bytes that a file may have.
-struct Form {
+struct OutputFormat {
     save: Option<SavedType>,
     shard_bytes: u64,
 }
 
-impl Form {
+impl OutputFormat {
     fn of(save: Option<SavedType>) -> Self {
         Self { save, shard_bytes: u64::MAX }
     }

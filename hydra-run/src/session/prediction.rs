@@ -3,7 +3,8 @@
 use anyhow::Result;
 use hydra_engine::{Admission, AdmittedRun, Forecast, ForecastTask, LinkRate};
 use hydra_sched::{
-    Occupation, ShardCost, ShardTaskKind, Simulation, SimulationOptions, Span, TaskCost, Workload, simulate,
+    Occupation, ScheduleSpan, ShardCost, ShardTaskKind, Simulation, SimulationOptions, TaskCost, Workload,
+    simulate,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -89,7 +90,7 @@ pub(crate) struct Relief {
 }
 
 /// A simulated run.
-struct Outcome {
+struct PredictedOutcome {
     run: Simulation,
     one_in: u64,
     makespan_s: f64,
@@ -211,7 +212,7 @@ fn binding(computes: f64, up: f64, down: f64) -> (Binding, f64) {
 }
 
 /// Simulates a run, or an even part of a long one.
-fn outcome(forecast: &Forecast) -> Result<Outcome> {
+fn outcome(forecast: &Forecast) -> Result<PredictedOutcome> {
     let one_in = forecast.workload.shard_tasks().div_ceil(MOST_SHARD_TASKS).max(1);
     let part = forecast.clone().divided(one_in);
     let run = simulated(&part, false)?;
@@ -225,7 +226,13 @@ fn outcome(forecast: &Forecast) -> Result<Outcome> {
     let promoted = if all_device_resident { 0 } else { run.promoted_bytes.unwrap_or(0) };
     let up_s = promoted as f64 / rate / links as f64;
     let share = |s: f64| if part_s > 0.0 { s / part_s } else { 0.0 };
-    Ok(Outcome { one_in, makespan_s: part_s * one_in as f64, up: share(up_s), down: share(down_s), run })
+    Ok(PredictedOutcome {
+        one_in,
+        makespan_s: part_s * one_in as f64,
+        up: share(up_s),
+        down: share(down_s),
+        run,
+    })
 }
 
 fn simulated(forecast: &Forecast, record: bool) -> Result<Simulation> {
@@ -234,7 +241,7 @@ fn simulated(forecast: &Forecast, record: bool) -> Result<Simulation> {
 }
 
 /// Predicts the minibatches of the tasks from the first few of all tasks, without evaluations.
-fn tasks(forecast: &Forecast, whole: &Outcome) -> Result<Vec<TaskPrediction>> {
+fn tasks(forecast: &Forecast, whole: &PredictedOutcome) -> Result<Vec<TaskPrediction>> {
     let first = forecast.clone().first_minibatches(SHOWN_MINIBATCHES, false);
     let run = simulated(&first, true)?;
     let task = |(index, moved): (usize, &ForecastTask)| {
@@ -251,7 +258,7 @@ fn tasks(forecast: &Forecast, whole: &Outcome) -> Result<Vec<TaskPrediction>> {
 }
 
 /// Returns the mean seconds and promoted bytes of a minibatch, without the first one if there are several.
-fn minibatch<'a>(cost: &TaskCost, spans: impl Iterator<Item = &'a Span>) -> (f64, u64) {
+fn minibatch<'a>(cost: &TaskCost, spans: impl Iterator<Item = &'a ScheduleSpan>) -> (f64, u64) {
     let mut ends = vec![0.0_f64; cost.minibatches as usize];
     let mut promoted = vec![0_u64; cost.minibatches as usize];
     for span in spans {
@@ -326,7 +333,7 @@ mod tests {
     fn a_minibatch_is_what_comes_between_two_ends() {
         let shard = ShardCost { bytes: Some(7), ..ShardCost::new(1.0, 2.0, 1.0) };
         let cost = TaskCost::new("a", 3, vec![shard]);
-        let span = |minibatch: u64, what, start_s: f64, end_s: f64| Span {
+        let span = |minibatch: u64, what, start_s: f64, end_s: f64| ScheduleSpan {
             device: 0,
             task: 0,
             minibatch,
@@ -336,7 +343,7 @@ mod tests {
             end_s,
         };
         let train = Occupation::Compute(ShardTaskKind::Backward);
-        let spans: Vec<Span> = (0..3)
+        let spans: Vec<ScheduleSpan> = (0..3)
             .flat_map(|m| {
                 let at = 10.0 * m as f64;
                 [span(m, Occupation::Promote { bytes: 7 }, at, at + 1.0), span(m, train, at + 1.0, at + 3.0)]

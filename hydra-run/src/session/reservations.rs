@@ -2,7 +2,7 @@
 
 use crate::machine::reservations::VARIABLE;
 use crate::machine::resources::card_name_here;
-use crate::machine::{Admitted, Entry, PlanningLock};
+use crate::machine::{Admitted, PlanningLock, ReservationEntry};
 use crate::terminal::tell;
 use hydra_core::ByteSize;
 use hydra_engine::{Admission, DeviceKind, DeviceSpec, Observer, RunEvent};
@@ -19,7 +19,7 @@ pub struct Registrar {
     devices: Vec<DeviceSpec>,
     run: String,
     terminal: MultiProgress,
-    entry: Option<Entry>,
+    entry: Option<ReservationEntry>,
 }
 
 impl Registrar {

@@ -39,7 +39,7 @@ struct Judge {
 }
 
 /// A validation row: its prompt and its answer, as tokens.
-struct Row {
+struct SampleRow {
     prompt: Vec<u32>,
     answer: Vec<u32>,
 }
@@ -172,7 +172,7 @@ impl Judge {
 }
 
 /// The rows of validation data of examples.
-fn rows(data: &dyn Dataset, metric: &str) -> Result<Vec<Row>> {
+fn rows(data: &dyn Dataset, metric: &str) -> Result<Vec<SampleRow>> {
     let mut rows = Vec::new();
     for item in 0..data.len() {
         let batch = data.batch(&[item])?;
@@ -190,12 +190,12 @@ fn rows(data: &dyn Dataset, metric: &str) -> Result<Vec<Row>> {
 }
 
 /// The last answer of an example, whose tokens are its last loss targets, and what precedes it.
-fn row(ids: &[i32], targets: &[i32]) -> Option<Row> {
+fn row(ids: &[i32], targets: &[i32]) -> Option<SampleRow> {
     let end = targets.iter().rposition(|target| *target >= 0)? + 1;
     let first = targets[..end].iter().rposition(|target| *target < 0)? + 1;
     let tokens = |ids: &[i32]| ids.iter().map(|id| *id as u32).collect();
     // The first token of an example is never a target, so a text alone has a prompt of one token.
-    (first > 1).then(|| Row { prompt: tokens(&ids[..first]), answer: tokens(&ids[first..end]) })
+    (first > 1).then(|| SampleRow { prompt: tokens(&ids[..first]), answer: tokens(&ids[first..end]) })
 }
 
 fn no_answers(metric: &str) -> Usage {

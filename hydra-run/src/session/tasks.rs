@@ -5,7 +5,7 @@ use crate::run_dir::{FileBytes, Origin, PlannedTask, RunDir, RunSpec, TaskFiles}
 use crate::session::data::Data;
 use crate::session::model::{Model, Trained};
 use crate::session::samples::Samples;
-use crate::settings::{Configuration, Group, TEXT_METRICS};
+use crate::settings::{Configuration, SettingGroup, TEXT_METRICS};
 use crate::terminal::Usage;
 use anyhow::Result;
 use hydra_core::optimizer::MomentEncoding;
@@ -143,7 +143,7 @@ impl TaskMaker {
             }
             of.model.set_preference(one.number("beta"), one.number("gamma"));
             new.insert(of.model.trained(
-                &one.changed(&spec.adapters, Group::Adapters)?,
+                &one.changed(&spec.adapters, SettingGroup::Adapters)?,
                 one.lora,
                 spec.save.save_dtype,
             )?);
@@ -210,7 +210,7 @@ impl TaskMaker {
         let mut task = TrainTask::new(&one.name, trained.chain.clone(), data.clone(), train).config(config);
         if let Some(samples) = samples {
             let (chain, data) =
-                samples.of_task(model, &one.changed(&spec.adapters, Group::Adapters)?, one.lora)?;
+                samples.of_task(model, &one.changed(&spec.adapters, SettingGroup::Adapters)?, one.lora)?;
             task = task.rounds(chain, data);
         }
         metric.iter().try_for_each(|name| task.metric(name).map(drop)).map_err(|error| {

@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 /// The group of flags that a setting belongs to. Tasks that differ in training alone share one chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Group {
+pub(crate) enum SettingGroup {
     Adapters,
     Model,
     Training,
@@ -42,7 +42,7 @@ pub struct Setting {
     name: &'static str,
     /// Its abbreviation in names of tasks.
     pub(crate) short: &'static str,
-    group: Group,
+    group: SettingGroup,
     list: List,
     pub(super) sampling: Sampling,
 }
@@ -52,7 +52,7 @@ macro_rules! settings {
     ($($name:ident, $short:literal, $group:ident, $list:ident, $sampling:ident;)*) => {
         /// The settings in which tasks may differ, in the order of their names.
         static SETTINGS: &[Setting] = &[$(Setting {
-            name: stringify!($name), short: $short, group: Group::$group, list: List::$list, sampling: Sampling::$sampling,
+            name: stringify!($name), short: $short, group: SettingGroup::$group, list: List::$list, sampling: Sampling::$sampling,
         }),*];
     };
 }
@@ -94,8 +94,8 @@ impl Setting {
     }
 
     /// The group of a setting; settings that no list has belong to training.
-    pub(crate) fn group_of(name: &str) -> Group {
-        Self::named(name).map_or(Group::Training, |setting| setting.group)
+    pub(crate) fn group_of(name: &str) -> SettingGroup {
+        Self::named(name).map_or(SettingGroup::Training, |setting| setting.group)
     }
 
     /// The name of the flag that takes a list of its values.
@@ -114,9 +114,9 @@ impl Setting {
             return Ok(Value::Boolean(value));
         }
         match self.group {
-            Group::Adapters => value_of::<AdapterSettings>(self.name, text),
-            Group::Model => value_of::<ModelSettings>(self.name, text),
-            Group::Training => value_of::<TrainingSettings>(self.name, text),
+            SettingGroup::Adapters => value_of::<AdapterSettings>(self.name, text),
+            SettingGroup::Model => value_of::<ModelSettings>(self.name, text),
+            SettingGroup::Training => value_of::<TrainingSettings>(self.name, text),
         }
     }
 }

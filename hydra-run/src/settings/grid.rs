@@ -1,6 +1,6 @@
 //! Grids: every combination of the values of their axes. It opens no files.
 
-use super::axis::{Axis, Group, Setting};
+use super::axis::{Axis, Setting, SettingGroup};
 use super::training::LENGTHS;
 use super::{AdapterSettings, Configuration, ModelSettings, TrainingSettings, flags};
 use crate::terminal::Usage;
@@ -154,7 +154,7 @@ impl Configuration {
     /// Its changes of the model's and the adapters' settings; tasks with equal changes share one chain.
     pub(crate) fn of_model(&self) -> Table {
         let mut own = self.changes.clone();
-        own.retain(|name, _| Setting::group_of(name) != Group::Training);
+        own.retain(|name, _| Setting::group_of(name) != SettingGroup::Training);
         own
     }
 
@@ -162,7 +162,7 @@ impl Configuration {
     pub(crate) fn changed<S: Clone + Serialize + DeserializeOwned>(
         &self,
         of_run: &S,
-        group: Group,
+        group: SettingGroup,
     ) -> Result<S, Usage> {
         let mut changes = self.changes.clone();
         changes.retain(|name, _| Setting::group_of(name) == group);
@@ -235,7 +235,7 @@ mod tests {
             let of_wsd = ["decay_steps", "decay_to"].contains(&name);
             assert_eq!(
                 specs[0] == specs[1],
-                Setting::group_of(name) != Group::Training && name != "seed" || of_wsd,
+                Setting::group_of(name) != SettingGroup::Training && name != "seed" || of_wsd,
                 "{list}"
             );
             assert_ne!(all[0], Configuration { name: all[0].name.clone(), ..all[1].clone() }, "{list}");

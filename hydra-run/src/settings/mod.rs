@@ -22,8 +22,8 @@ mod watching;
 
 pub use adapters::other_base;
 pub use adapters::{AdapterSettings, classifies, find_base};
-pub(crate) use axis::Group;
 pub use axis::Setting;
+pub(crate) use axis::SettingGroup;
 pub(crate) use checkpoints::CheckpointArg;
 pub use checkpoints::CheckpointSettings;
 pub use devices::DeviceSettings;

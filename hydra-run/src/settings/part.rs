@@ -1,6 +1,6 @@
 //! Parts of a grid, which several runs train.
 
-use super::{Configuration, Group, TrainingSettings, flags};
+use super::{Configuration, SettingGroup, TrainingSettings, flags};
 use crate::machine::text_in_files;
 use crate::terminal::Usage;
 use clap::Args;
@@ -87,7 +87,7 @@ pub(crate) fn divided(grid: &[Configuration], training: &TrainingSettings, parts
 fn work(one: &Configuration, training: &TrainingSettings) -> (f64, f64) {
     let batch = one.batch as f64;
     // Settings that cannot be read are refused where a task is made.
-    let own = one.changed(training, Group::Training).unwrap_or_else(|_| training.clone());
+    let own = one.changed(training, SettingGroup::Training).unwrap_or_else(|_| training.clone());
     match (own.steps, own.epochs.unwrap_or(1) as f64) {
         (Some(steps), _) => (steps as f64 * batch, steps as f64),
         (None, epochs) => (epochs, epochs / batch),

@@ -1,6 +1,6 @@
 //! Training settings: the grid, and the settings that its configurations share.
 
-use super::axis::{Group, repeated};
+use super::axis::{SettingGroup, repeated};
 use super::warmup::Warmup;
 use super::{flags, values};
 use crate::terminal::Usage;
@@ -190,7 +190,7 @@ impl TrainingSettings {
 
     /// The training of a configuration on a dataset of `items` items.
     pub fn of(&self, one: &Configuration, seed: u64, items: usize) -> Result<TrainSpec, Usage> {
-        one.changed(self, Group::Training)?.spec_of(one, one.seed.unwrap_or(seed), items)
+        one.changed(self, SettingGroup::Training)?.spec_of(one, one.seed.unwrap_or(seed), items)
     }
 
     fn spec_of(&self, one: &Configuration, seed: u64, items: usize) -> Result<TrainSpec, Usage> {
@@ -227,7 +227,7 @@ impl TrainingSettings {
         for one in grid {
             let spec = self.of(one, 0, items)?;
             let steps = spec.steps(items);
-            let warmup = one.changed(self, Group::Training)?.warmup;
+            let warmup = one.changed(self, SettingGroup::Training)?.warmup;
             if warmup.steps(steps) >= steps && most.is_none_or(|(longest, ..)| longest < steps) {
                 most = Some((steps, spec.schedule.factor(steps.saturating_sub(1), steps), warmup));
             }

@@ -18,7 +18,7 @@ pub(crate) struct Copy {
 
 /// A unit of caching on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Key {
+pub(crate) enum CacheKey {
     /// The trained part of a model's shard, or all of it if no part is frozen.
     Own { model: u32, shard: u32 },
     /// A buffer of a model, by its id.
@@ -30,7 +30,7 @@ pub(crate) enum Key {
 /// A unit of caching in a shard, as a shard task reads it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CachedPart {
-    pub key: Key,
+    pub key: CacheKey,
     pub version: u64,
     /// 0 if not stated.
     pub bytes: u64,
@@ -43,14 +43,15 @@ impl CachedPart {
         cost: &ShardCost,
         version: u64,
     ) -> impl Iterator<Item = Self> + Clone {
-        let (own, bytes) = (Key::Own { model: model as u32, shard: shard as u32 }, cost.own_bytes());
+        let (own, bytes) = (CacheKey::Own { model: model as u32, shard: shard as u32 }, cost.own_bytes());
         let is_whole = cost.buffers.is_empty() && (cost.frozen.is_empty() || bytes > 0);
         let own = is_whole.then_some(Self { key: own, version, bytes });
         let buffer = move |of: &ParamBufferCost| {
-            let key = Key::ParamBuffer { model: model as u32, buffer: of.id };
+            let key = CacheKey::ParamBuffer { model: model as u32, buffer: of.id };
             Self { key, version, bytes: of.bytes }
         };
-        let frozen = |of: &ParamBufferCost| Self { key: Key::Frozen(of.id), version: 0, bytes: of.bytes };
+        let frozen =
+            |of: &ParamBufferCost| Self { key: CacheKey::Frozen(of.id), version: 0, bytes: of.bytes };
         own.into_iter().chain(cost.buffers.iter().map(buffer)).chain(cost.frozen.iter().map(frozen))
     }
 }
@@ -61,7 +62,7 @@ impl CachedPart {
 pub(crate) struct Copies {
     /// The total bytes, which may exceed the memory of any device.
     held: u128,
-    copies: BTreeMap<Key, Copy>,
+    copies: BTreeMap<CacheKey, Copy>,
     clock: u64,
 }
 
@@ -93,9 +94,9 @@ impl Copies {
         &mut self,
         bytes: u64,
         memory: Option<u64>,
-        stays: impl Fn(Key) -> bool,
-        worth: impl Fn(Key, &Copy) -> f64,
-        mut goes: impl FnMut(Key),
+        stays: impl Fn(CacheKey) -> bool,
+        worth: impl Fn(CacheKey, &Copy) -> f64,
+        mut goes: impl FnMut(CacheKey),
     ) -> bool {
         if self.fits(bytes, memory) {
             return true;
@@ -107,7 +108,7 @@ impl Copies {
             return false;
         }
         let rated =
-            |(key, copy): (&Key, &Copy)| Rated { worth: worth(*key, copy), used: copy.used, key: *key };
+            |(key, copy): (&CacheKey, &Copy)| Rated { worth: worth(*key, copy), used: copy.used, key: *key };
         let mut least: BinaryHeap<Reverse<Rated>> = may_go().map(rated).map(Reverse).collect();
         while !self.fits(bytes, memory) {
             let Some(Reverse(Rated { key, .. })) = least.pop() else { return false };
@@ -127,7 +128,7 @@ impl Copies {
     }
 
     /// Removes a copy that a step made stale.
-    pub(crate) fn forget(&mut self, key: Key) {
+    pub(crate) fn forget(&mut self, key: CacheKey) {
         if let Some(copy) = self.copies.remove(&key) {
             self.held -= u128::from(copy.bytes);
         }
@@ -145,7 +146,7 @@ impl Copies {
 struct Rated {
     worth: f64,
     used: u64,
-    key: Key,
+    key: CacheKey,
 }
 
 impl Ord for Rated {
@@ -253,19 +254,19 @@ impl Cached {
 mod tests {
     use super::*;
 
-    fn used(_: Key, copy: &Copy) -> f64 {
+    fn used(_: CacheKey, copy: &Copy) -> f64 {
         copy.used as f64
     }
 
-    fn own(model: u32, shard: u32) -> Key {
-        Key::Own { model, shard }
+    fn own(model: u32, shard: u32) -> CacheKey {
+        CacheKey::Own { model, shard }
     }
 
-    fn part(key: Key, version: u64, bytes: u64) -> CachedPart {
+    fn part(key: CacheKey, version: u64, bytes: u64) -> CachedPart {
         CachedPart { key, version, bytes }
     }
 
-    fn touches(copies: &mut Copies, key: Key) -> bool {
+    fn touches(copies: &mut Copies, key: CacheKey) -> bool {
         copies.touch(&part(key, 0, 0))
     }
 
@@ -284,9 +285,9 @@ mod tests {
 
     #[test]
     fn memory_is_filled_and_what_is_worth_least_goes() {
-        let gone = |worth: fn(Key, &Copy) -> f64| {
+        let gone = |worth: fn(CacheKey, &Copy) -> f64| {
             let mut copies = Copies::default();
-            let four = [own(0, 0), own(0, 1), Key::Frozen(2), own(0, 3)];
+            let four = [own(0, 0), own(0, 1), CacheKey::Frozen(2), own(0, 3)];
             four.iter().for_each(|key| copies.insert(&part(*key, 0, 25)));
             assert!(touches(&mut copies, four[0]));
             let mut gone = Vec::new();
@@ -301,13 +302,17 @@ mod tests {
             assert_eq!((left, copies.held, new), (2, 80, true));
             gone
         };
-        assert_eq!(gone(used), [own(0, 1), Key::Frozen(2)], "the least recently used ones");
-        let last = |key: Key, _: &Copy| match key {
-            Key::Own { shard, .. } => -f64::from(shard),
-            Key::ParamBuffer { buffer: id, .. } | Key::Frozen(id) => -(id as f64),
+        assert_eq!(gone(used), [own(0, 1), CacheKey::Frozen(2)], "the least recently used ones");
+        let last = |key: CacheKey, _: &Copy| match key {
+            CacheKey::Own { shard, .. } => -f64::from(shard),
+            CacheKey::ParamBuffer { buffer: id, .. } | CacheKey::Frozen(id) => -(id as f64),
         };
-        assert_eq!(gone(last), [Key::Frozen(2), own(0, 1)], "not what computes");
-        assert_eq!(gone(|_, _| f64::INFINITY), [own(0, 1), Key::Frozen(2)], "of equal ones the least recent");
+        assert_eq!(gone(last), [CacheKey::Frozen(2), own(0, 1)], "not what computes");
+        assert_eq!(
+            gone(|_, _| f64::INFINITY),
+            [own(0, 1), CacheKey::Frozen(2)],
+            "of equal ones the least recent"
+        );
     }
 
     #[test]
@@ -332,13 +337,17 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(keys(None, vec![]), [(own(1, 2), 3, 0)]);
-        assert_eq!(keys(Some(9), vec![part(7, 4)]), [(own(1, 2), 3, 5), (Key::Frozen(7), 0, 4)]);
-        assert_eq!(keys(Some(9), vec![part(7, 9)]), [(Key::Frozen(7), 0, 9)], "nothing of it is stepped");
+        assert_eq!(keys(Some(9), vec![part(7, 4)]), [(own(1, 2), 3, 5), (CacheKey::Frozen(7), 0, 4)]);
+        assert_eq!(
+            keys(Some(9), vec![part(7, 9)]),
+            [(CacheKey::Frozen(7), 0, 9)],
+            "nothing of it is stepped"
+        );
         let buffers = vec![part(0, 5), part(1, 1)];
         let cost =
             ShardCost { bytes: Some(10), frozen: vec![part(7, 4)], buffers, ..ShardCost::new(1.0, 1.0, 1.0) };
         let keys: Vec<_> = CachedPart::of((1, 2), &cost, 3).map(|part| (part.key, part.version)).collect();
-        let buffer = |buffer| Key::ParamBuffer { model: 1, buffer };
-        assert_eq!(keys, [(buffer(0), 3), (buffer(1), 3), (Key::Frozen(7), 0)]);
+        let buffer = |buffer| CacheKey::ParamBuffer { model: 1, buffer };
+        assert_eq!(keys, [(buffer(0), 3), (buffer(1), 3), (CacheKey::Frozen(7), 0)]);
     }
 }

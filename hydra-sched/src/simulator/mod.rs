@@ -24,8 +24,8 @@ pub use error::{SimulationError, WorkloadError};
 pub use exact::{Exact, exact, without_transfers};
 pub use fewest::Read;
 pub use queue::Queue;
-pub use simulate::{Occupation, ShardTimes, Simulation, SimulationOptions, Span, replay, simulate};
-pub use strategy::{DoesNotFit, Outcome, PowerModel, Row, Strategy, compare};
+pub use simulate::{Occupation, ScheduleSpan, ShardTimes, Simulation, SimulationOptions, replay, simulate};
+pub use strategy::{DoesNotFit, PowerModel, Row, Strategy, StrategyOutcome, compare};
 pub use workload::{
     DeviceCost, Epoch, EvaluationCost, ParamBufferCost, Replacement, ShardCost, TaskCost, Variation,
     WorkingBytes, Workload,

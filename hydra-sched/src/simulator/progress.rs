@@ -17,7 +17,7 @@ impl Outputs {
 }
 
 /// The progress of one model.
-pub(crate) struct Model {
+pub(crate) struct ModelProgress {
     pub cost: CostModel,
     /// Whether gradients of some shard are accumulated on devices.
     pub adds_up: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Model {
     expected_s: f64,
 }
 
-impl Model {
+impl ModelProgress {
     /// Returns a model on `devices` devices, which limits the useful number of replicas.
     pub(crate) fn new(task: &TaskCost, cost: CostModel, devices: usize) -> Self {
         let cursor = Cursor::after(task.program(), 0, devices);
@@ -241,7 +241,7 @@ mod tests {
             // With a second for each shard task, the remaining work is their number.
             cost.shards.iter_mut().for_each(|shard| (shard.forward_s, shard.backward_s) = (1.0, 1.0));
             let second = cost.estimates().unwrap();
-            let (mut model, mut left) = (Model::new(&cost, second, 1), Vec::new());
+            let (mut model, mut left) = (ModelProgress::new(&cost, second, 1), Vec::new());
             while model.next().is_some() {
                 left.push(model.left_s());
                 model.claim(0, 0);

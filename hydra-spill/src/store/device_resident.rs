@@ -5,7 +5,7 @@
 //! place, and the optimizer step runs there. Other users see an ordinary store: reads download a copy, writes upload
 //! the result.
 
-use super::slots::{self, Content, Slots};
+use super::slots::{self, SlotContent, Slots};
 use super::{InPlaceParams, MastersPart, Rewrite, ViewOf, Writer, check, overwrite, rewrite_whole};
 use crate::{
     BudgetError, DeviceLink, Floats, LinkError, Masters, Moment, ParamBufferId, ParamBufferView,
@@ -139,7 +139,7 @@ impl DeviceResidentStore {
     }
 
     /// Returns master weights that were taken out.
-    fn put_back(&self, id: ParamBufferId) -> impl FnOnce(Content<DeviceMasters>, bool) + use<> {
+    fn put_back(&self, id: ParamBufferId) -> impl FnOnce(SlotContent<DeviceMasters>, bool) + use<> {
         let slots = self.slots.clone();
         move |content, committed| slots::put_back(&slots, id, content, committed)
     }
@@ -245,19 +245,19 @@ impl TierStore for DeviceResidentStore {
         let masters = match download(resident.link.as_ref(), &device_resident) {
             Ok(masters) => masters,
             Err(error) => {
-                put_back(Content::at_rest(device_resident), false);
+                put_back(SlotContent::at_rest(device_resident), false);
                 return Err(error.into());
             }
         };
         let link = resident.link.clone();
         Ok(ParamBufferWriter::new(masters, move |masters, committed| {
             if !committed {
-                return put_back(Content::at_rest(device_resident), false);
+                return put_back(SlotContent::at_rest(device_resident), false);
             }
             // Both may not fit.
             drop(device_resident);
-            let lost = |error| Content::Lost { problem: with_causes(&error) };
-            let content = upload(link.as_ref(), masters).map_or_else(lost, Content::at_rest);
+            let lost = |error| SlotContent::Lost { problem: with_causes(&error) };
+            let content = upload(link.as_ref(), masters).map_or_else(lost, SlotContent::at_rest);
             put_back(content, true);
         }))
     }
@@ -277,7 +277,7 @@ impl TierStore for DeviceResidentStore {
         let Some(resident) = self.resident_device(id) else { return self.below.remove(id) };
         let (device_resident, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
         let masters = download(resident.link.as_ref(), &device_resident);
-        put_back(Content::at_rest(device_resident), false);
+        put_back(SlotContent::at_rest(device_resident), false);
         let masters = masters?;
         slots::lock(&self.slots).remove(&id);
         Ok(masters)
@@ -302,7 +302,7 @@ impl TierStore for DeviceResidentStore {
     fn write_on_device(&self, id: ParamBufferId) -> Result<DeviceWriter, SpillError> {
         let Some(_) = self.resident_device(id) else { return self.below.write_on_device(id) };
         let (masters, put_back) = (slots::take(&self.slots, id)?, self.put_back(id));
-        let put_back = move |masters, committed| put_back(Content::at_rest(masters), committed);
+        let put_back = move |masters, committed| put_back(SlotContent::at_rest(masters), committed);
         Ok(DeviceWriter::new(masters, put_back))
     }
 }

@@ -12,7 +12,7 @@
 //! are rewritten piece by piece are never entirely in host memory.
 
 use super::scratch::{DiskTraffic, FileSlot, Positioned, Scratch, Shape, Stored, scratch_file};
-use super::slots::{self, Content, Slot, Slots};
+use super::slots::{self, Slot, SlotContent, Slots};
 use super::{InPlaceParams, MastersPart, PIECE, Rewrite, ViewOf, check};
 use crate::{
     Budget, Masters, ParamBufferId, ParamBufferKind, ParamBufferView, ParamBufferWriter, Reservation,
@@ -99,7 +99,7 @@ impl DiskStore {
         let slot = |&(id, bytes): &(ParamBufferId, u64)| {
             let place = FileSlot { scratch: scratch.clone(), offset: end, bytes };
             end += bytes;
-            (id, Slot { place, content: Content::Empty, version: 0, reservations: Vec::new() })
+            (id, Slot { place, content: SlotContent::Empty, version: 0, reservations: Vec::new() })
         };
         buffers.iter().map(slot).collect()
     }
@@ -142,7 +142,7 @@ impl DiskStore {
         match load() {
             Ok((masters, reservation)) => Ok((place, stored, masters, reservation)),
             Err(error) => {
-                slots::put_back(&self.slots, id, Content::at_rest(stored), false);
+                slots::put_back(&self.slots, id, SlotContent::at_rest(stored), false);
                 Err(error)
             }
         }
@@ -156,15 +156,15 @@ impl DiskStore {
     ) -> Result<(), SpillError> {
         let (place, mut stored) =
             slots::slot(&self.slots, id, |slot| Ok((slot.place.clone(), slot.content.take(id)?)))?;
-        let content = Content::at_rest(stored.clone());
+        let content = SlotContent::at_rest(stored.clone());
         let mut out = Rewriting { home: self.slots.clone(), id, content, committed: false };
         // Until all of it is written, its content is neither the old nor the new one.
         let mut began =
-            || out.content = Content::Lost { problem: "only a part of it was rewritten".to_owned() };
+            || out.content = SlotContent::Lost { problem: "only a part of it was rewritten".to_owned() };
         let changed = change(&place, &mut stored, &mut began);
         match (&changed, &mut out.content) {
-            (Ok(()), content) => (*content, out.committed) = (Content::at_rest(stored), true),
-            (Err(error), Content::Lost { problem }) => *problem = with_causes(error),
+            (Ok(()), content) => (*content, out.committed) = (SlotContent::at_rest(stored), true),
+            (Err(error), SlotContent::Lost { problem }) => *problem = with_causes(error),
             (Err(_), _) => {}
         }
         changed
@@ -198,15 +198,20 @@ impl DiskStore {
 }
 
 /// Writes `masters` to the disk and returns the new content.
-fn written(place: &FileSlot, id: ParamBufferId, mut stored: Stored, masters: &Masters) -> Content<Stored> {
+fn written(
+    place: &FileSlot,
+    id: ParamBufferId,
+    mut stored: Stored,
+    masters: &Masters,
+) -> SlotContent<Stored> {
     let elements = masters.elements();
     let narrow = masters.narrow.as_ref().is_none_or(|narrow| narrow.len() == elements);
     if !(Shape::of(masters) == stored.shape && narrow && stored.shape.fits(masters, &(0..elements))) {
-        return Content::Lost { problem: "its lengths have changed".to_owned() };
+        return SlotContent::Lost { problem: "its lengths have changed".to_owned() };
     }
     match place.save(id, (&mut stored, 0), masters) {
-        Ok(()) => Content::at_rest(stored),
-        Err(error) => Content::Lost { problem: with_causes(&error) },
+        Ok(()) => SlotContent::at_rest(stored),
+        Err(error) => SlotContent::Lost { problem: with_causes(&error) },
     }
 }
 
@@ -214,13 +219,13 @@ fn written(place: &FileSlot, id: ParamBufferId, mut stored: Stored, masters: &Ma
 struct Rewriting {
     home: Slots<Stored, FileSlot>,
     id: ParamBufferId,
-    content: Content<Stored>,
+    content: SlotContent<Stored>,
     committed: bool,
 }
 
 impl Drop for Rewriting {
     fn drop(&mut self) {
-        let content = std::mem::replace(&mut self.content, Content::Empty);
+        let content = std::mem::replace(&mut self.content, SlotContent::Empty);
         slots::put_back(&self.home, self.id, content, self.committed);
     }
 }
@@ -238,11 +243,11 @@ impl TierStore for DiskStore {
         check(id, &masters, &reservation)?;
         let shape = Shape::of(&masters);
         let place = slots::slot(&self.slots, id, |slot| match slot.content {
-            Content::Empty if shape.bytes() <= slot.place.bytes => {
-                slot.content = Content::Out;
+            SlotContent::Empty if shape.bytes() <= slot.place.bytes => {
+                slot.content = SlotContent::Out;
                 Ok(slot.place.clone())
             }
-            Content::Empty => Err(SpillError::ReservationTooSmall {
+            SlotContent::Empty => Err(SpillError::ReservationTooSmall {
                 needed: shape.bytes(),
                 reserved: slot.place.bytes,
                 owner: reservation.owner().to_owned(),
@@ -252,9 +257,9 @@ impl TierStore for DiskStore {
         let mut stored = Stored::nothing(shape, self.piece);
         let saved = place.save(id, (&mut stored, 0), &masters);
         slots::slot(&self.slots, id, |slot| {
-            slot.content = Content::Empty;
+            slot.content = SlotContent::Empty;
             saved?;
-            slot.content = Content::at_rest(stored);
+            slot.content = SlotContent::at_rest(stored);
             slot.reservations.push(reservation);
             Ok(())
         })
@@ -291,7 +296,7 @@ impl TierStore for DiskStore {
         Ok(ParamBufferWriter::new(masters, move |masters, committed| {
             let content = match committed {
                 true => written(&place, id, stored, &masters),
-                false => Content::at_rest(stored),
+                false => SlotContent::at_rest(stored),
             };
             // The next user may need the memory.
             drop(masters);
@@ -329,7 +334,7 @@ impl TierStore for DiskStore {
             return self.below.version(id);
         }
         slots::slot(&self.slots, id, |slot| match slot.content {
-            Content::Empty => Err(SpillError::BufferMissing { buffer: id }),
+            SlotContent::Empty => Err(SpillError::BufferMissing { buffer: id }),
             _ => Ok(slot.version),
         })
     }

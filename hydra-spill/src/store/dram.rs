@@ -1,6 +1,6 @@
 //! The tier of buffers in ordinary host memory.
 
-use super::slots::{self, Content, Slots};
+use super::slots::{self, SlotContent, Slots};
 use super::{InPlaceParams, MastersPart, Moment, TierStore, ViewOf, check};
 use crate::{Masters, ParamBufferId, ParamBufferView, ParamBufferWriter, Reservation, SpillError};
 use bytes::Bytes;
@@ -15,13 +15,13 @@ pub struct DramStore {
 
 /// A view of a part of the master weights. The lease is released last, because fields are dropped in this
 /// order.
-struct View {
+struct WeightsView {
     masters: Arc<Masters>,
     of: ViewOf,
     _lease: Arc<()>,
 }
 
-impl AsRef<[u8]> for View {
+impl AsRef<[u8]> for WeightsView {
     fn as_ref(&self) -> &[u8] {
         let Masters { params, narrow, moments, .. } = &*self.masters;
         let moving: &[u8] = narrow.as_ref().map_or(params.as_ref(), AsRef::as_ref);
@@ -70,7 +70,7 @@ impl TierStore for DramStore {
             if masters.files.is_some() {
                 return Err(SpillError::InPlace { buffer: id });
             }
-            let view = View { masters: masters.clone(), of, _lease: lease };
+            let view = WeightsView { masters: masters.clone(), of, _lease: lease };
             Ok(ParamBufferView { bytes: Bytes::from_owner(view), version: slot.version })
         })
     }
@@ -78,7 +78,7 @@ impl TierStore for DramStore {
     fn write(&self, id: ParamBufferId) -> Result<ParamBufferWriter, SpillError> {
         let (masters, home) = (taken(slots::take(&self.slots, id)?), self.slots.clone());
         let put_back = move |masters: Masters, committed| {
-            slots::put_back(&home, id, Content::at_rest(Arc::new(masters)), committed);
+            slots::put_back(&home, id, SlotContent::at_rest(Arc::new(masters)), committed);
         };
         Ok(ParamBufferWriter::new(masters, put_back))
     }

@@ -34,7 +34,7 @@ pub(super) struct Stored {
 
 /// A part of a buffer in the file.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct BufferPart {
     /// The index of the part.
     pub index: usize,
     /// The number of bytes before it.
@@ -50,7 +50,7 @@ enum PartLayout {
     Moment(MomentLayout),
 }
 
-impl Part {
+impl BufferPart {
     /// The bytes of some elements, which begin and end with a piece or with the buffer unless each has its own bytes.
     pub fn bytes_of(&self, elements: Range<usize>) -> Range<usize> {
         match &self.layout {
@@ -165,14 +165,14 @@ impl Shape {
     }
 
     /// A part of the masters.
-    pub fn part(&self, part: MastersPart) -> Part {
+    pub fn part(&self, part: MastersPart) -> BufferPart {
         let first = usize::from(self.narrow.is_some());
         let MastersPart::Moment(moment) = part else {
             let layout = PartLayout::Each(size_of::<f32>());
-            return Part { index: first, offset: self.narrow_bytes(), layout };
+            return BufferPart { index: first, offset: self.narrow_bytes(), layout };
         };
         let bytes = |layout: &MomentLayout| layout.bytes_of(0..self.len()).len() as u64;
-        Part {
+        BufferPart {
             index: first + 1 + moment,
             offset: self.narrow_bytes()
                 + self.param_bytes()
@@ -182,15 +182,15 @@ impl Shape {
     }
 
     /// The part that a promotion reads.
-    pub fn moving(&self) -> Part {
+    pub fn moving(&self) -> BufferPart {
         match self.narrow {
-            Some(float) => Part { index: 0, offset: 0, layout: PartLayout::Each(float.bytes()) },
+            Some(float) => BufferPart { index: 0, offset: 0, layout: PartLayout::Each(float.bytes()) },
             None => self.part(MastersPart::Params),
         }
     }
 
     /// All parts, in the order of the file.
-    fn parts(&self) -> impl Iterator<Item = Part> + use<> {
+    fn parts(&self) -> impl Iterator<Item = BufferPart> + use<> {
         let narrow = self.narrow.map(|_| self.moving());
         let moments = (0..self.moments.len()).map(MastersPart::Moment);
         let wide = self.wide.then_some(MastersPart::Params).into_iter().chain(moments);
@@ -263,7 +263,7 @@ impl FileSlot {
     fn read_part(
         &self,
         stored: &Stored,
-        part: &Part,
+        part: &BufferPart,
         elements: Range<usize>,
         out: &mut [u8],
     ) -> io::Result<()> {
@@ -282,7 +282,7 @@ impl FileSlot {
         &self,
         id: ParamBufferId,
         stored: &Stored,
-        part: &Part,
+        part: &BufferPart,
         elements: Range<usize>,
     ) -> Result<AlignedBytes, SpillError> {
         let read = || {
@@ -353,7 +353,7 @@ impl FileSlot {
     fn write_part(
         &self,
         stored: &mut Stored,
-        part: &Part,
+        part: &BufferPart,
         elements: Range<usize>,
         mut bytes: &[u8],
     ) -> io::Result<()> {

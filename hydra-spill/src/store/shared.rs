@@ -35,10 +35,10 @@ struct Names {
 /// A buffer with several ids.
 struct Shared {
     names: usize,
-    content: Content,
+    content: SharedContent,
 }
 
-enum Content {
+enum SharedContent {
     /// It is not present yet; its reservation, unless it is being inserted now.
     Awaited(Option<Reservation>),
     There(Hashes, Files),
@@ -63,7 +63,7 @@ impl SharedStore {
     /// reservation, which covers the master weights in their tier; reservations of later ones are released.
     pub fn join(&self, name: ParamBufferId, shared: ParamBufferId, reservation: Option<Reservation>) {
         let mut names = self.lock();
-        let first = || Shared { names: 0, content: Content::Awaited(reservation) };
+        let first = || Shared { names: 0, content: SharedContent::Awaited(reservation) };
         if names.of.insert(name, shared).is_none() {
             names.shared.entry(shared).or_insert_with(first).names += 1;
         }
@@ -77,7 +77,7 @@ impl SharedStore {
     /// The hashes of a shared buffer, if it is present.
     pub fn hashes(&self, shared: ParamBufferId) -> Option<Hashes> {
         match &self.lock().shared.get(&shared)?.content {
-            Content::There(hashes, _) => Some(hashes.clone()),
+            SharedContent::There(hashes, _) => Some(hashes.clone()),
             _ => None,
         }
     }
@@ -85,7 +85,7 @@ impl SharedStore {
     /// The files from which a shared buffer was read, if it is present.
     pub fn files(&self, shared: ParamBufferId) -> Option<Files> {
         match &self.lock().shared.get(&shared)?.content {
-            Content::There(_, files) => Some(files.clone()),
+            SharedContent::There(_, files) => Some(files.clone()),
             _ => None,
         }
     }
@@ -103,9 +103,9 @@ impl SharedStore {
         files: Files,
     ) -> Result<(), SpillError> {
         let reservation = match self.lock().shared.get_mut(&shared).map(|shared| &mut shared.content) {
-            Some(Content::Awaited(reservation)) => reservation.take(),
-            Some(Content::There(..)) => return Err(SpillError::BufferExists { buffer: shared }),
-            Some(Content::Lost { problem }) => {
+            Some(SharedContent::Awaited(reservation)) => reservation.take(),
+            Some(SharedContent::There(..)) => return Err(SpillError::BufferExists { buffer: shared }),
+            Some(SharedContent::Lost { problem }) => {
                 return Err(SpillError::BufferLost { buffer: shared, problem: problem.clone() });
             }
             None => None,
@@ -114,8 +114,8 @@ impl SharedStore {
         let inserted = self.below.insert(shared, masters, reservation);
         if let Some(of) = self.lock().shared.get_mut(&shared) {
             of.content = match &inserted {
-                Ok(()) => Content::There(hashes, files),
-                Err(error) => Content::Lost { problem: with_causes(error) },
+                Ok(()) => SharedContent::There(hashes, files),
+                Err(error) => SharedContent::Lost { problem: with_causes(error) },
             };
         }
         inserted

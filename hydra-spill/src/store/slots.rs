@@ -11,7 +11,7 @@ pub(super) type Slots<T, P = ()> = Arc<Mutex<BTreeMap<ParamBufferId, Slot<T, P>>
 
 #[derive(Debug)]
 pub(super) struct Slot<T, P = ()> {
-    pub content: Content<T>,
+    pub content: SlotContent<T>,
     pub version: u64,
     pub place: P,
     /// Released after the content is freed, because fields are dropped in this order.
@@ -19,7 +19,7 @@ pub(super) struct Slot<T, P = ()> {
 }
 
 #[derive(Debug)]
-pub(super) enum Content<T> {
+pub(super) enum SlotContent<T> {
     /// There is space, and nothing was inserted.
     Empty,
     /// Every reader has a clone of the lease.
@@ -30,7 +30,7 @@ pub(super) enum Content<T> {
     Lost { problem: String },
 }
 
-impl<T> Content<T> {
+impl<T> SlotContent<T> {
     pub fn at_rest(stored: T) -> Self {
         Self::AtRest { stored, lease: Arc::new(()) }
     }
@@ -91,7 +91,7 @@ pub(super) fn insert<T>(
     stored: T,
     reservations: Vec<Reservation>,
 ) -> Result<(), SpillError> {
-    let slot = Slot { content: Content::at_rest(stored), version: 0, place: (), reservations };
+    let slot = Slot { content: SlotContent::at_rest(stored), version: 0, place: (), reservations };
     match lock(slots).entry(id) {
         Entry::Occupied(_) => Err(SpillError::BufferExists { buffer: id }),
         Entry::Vacant(vacant) => {
@@ -107,7 +107,12 @@ pub(super) fn take<T, P>(slots: &Slots<T, P>, id: ParamBufferId) -> Result<T, Sp
 }
 
 /// Ends a write.
-pub(super) fn put_back<T, P>(slots: &Slots<T, P>, id: ParamBufferId, content: Content<T>, committed: bool) {
+pub(super) fn put_back<T, P>(
+    slots: &Slots<T, P>,
+    id: ParamBufferId,
+    content: SlotContent<T>,
+    committed: bool,
+) {
     // The slot still exists: a buffer that is being written cannot be removed.
     if let Some(slot) = lock(slots).get_mut(&id) {
         slot.content = content;

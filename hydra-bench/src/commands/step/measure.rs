@@ -57,15 +57,15 @@ impl Meter {
     }
 
     /// The costs of the minibatches after the first `warmup`, and on a CPU device the rate of large matrix products.
-    pub(super) fn measured(&self, warmup: usize, threads: Option<usize>) -> Result<Measured> {
+    pub(super) fn measured(&self, warmup: usize, threads: Option<usize>) -> Result<StepCosts> {
         let peak_rss_bytes = procfs::of_this_process("VmHWM").unwrap_or_default().bytes();
         let samples = self.samples();
         let all: Vec<Sample> = samples.start.iter().chain(&samples.minibatches).copied().collect();
         let measured = all.get(warmup..).filter(|samples| samples.len() > 1);
         let measured = measured.context("the run ended before a minibatch was measured")?;
-        let measured = Measured::of(measured, threads.is_some());
+        let measured = StepCosts::of(measured, threads.is_some());
         let matmul_peak_gflops = threads.map(matmul_peak).transpose()?;
-        Ok(Measured { peak_rss_bytes, matmul_peak_gflops, ..measured })
+        Ok(StepCosts { peak_rss_bytes, matmul_peak_gflops, ..measured })
     }
 }
 
@@ -100,7 +100,7 @@ impl Observer for Meter {
 
 /// The costs of steps; single numbers are averages.
 #[derive(Debug, Default)]
-pub(super) struct Measured {
+pub(super) struct StepCosts {
     /// Seconds from the end of one minibatch to the end of the next, with the optimizer step of the earlier one.
     pub(super) step_s: Vec<f64>,
     /// Seconds by name. On a CPU device `other` is the rest of the step, at least zero: parts on concurrent threads may add up to
@@ -114,7 +114,7 @@ pub(super) struct Measured {
     pub(super) matmul_peak_gflops: Option<f64>,
 }
 
-impl Measured {
+impl StepCosts {
     /// Of two or more samples, of a CPU device or a GPU.
     fn of(samples: &[Sample], cpu: bool) -> Self {
         let (first, last) = (&samples[0], &samples[samples.len() - 1]);
@@ -200,16 +200,16 @@ mod tests {
             parts: [seconds; profile::Part::ALL.len()],
         };
         let samples = [sample(1.0, 10, 9.0), sample(3.0, 14, 0.125), sample(4.0, 20, 0.0625)];
-        let measured = Measured::of(&samples, true);
+        let measured = StepCosts::of(&samples, true);
         assert_eq!(measured.step_s, [2.0, 1.0]);
         assert_eq!((measured.best_s(), measured.median_s()), (1.0, 1.5));
         assert_eq!((measured.page_faults, measured.allocations), (5.0, Some(10.0)));
         assert_eq!(measured.parts[0], ("matmul", 0.09375));
         assert_eq!(measured.parts.last(), Some(&("other", 0.75)));
-        let gpu = Measured::of(&samples, false);
+        let gpu = StepCosts::of(&samples, false);
         assert_eq!(gpu.parts, [("compute", 1.125), ("optimizer", 0.09375), ("transfer", 0.09375)]);
         assert_eq!((gpu.step_s, gpu.allocations), (measured.step_s, None));
-        let busy = Measured::of(&[sample(1.0, 0, 0.0), sample(2.0, 0, 1.0)], true);
+        let busy = StepCosts::of(&[sample(1.0, 0, 0.0), sample(2.0, 0, 1.0)], true);
         assert_eq!(busy.parts.last(), Some(&("other", 0.0)), "overlapped parts leave nothing");
     }
 }

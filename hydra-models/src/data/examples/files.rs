@@ -3,7 +3,7 @@
 use super::columns::Column;
 use super::encode::Example;
 use super::record::{Fields, Refusal};
-use super::record_files::{Origin, RecordFiles, Records};
+use super::record_files::{RecordFiles, RecordOrigin, Records};
 use super::row_files::RowFiles;
 use super::{LossOn, Record, Tally};
 use crate::data::{DataError, Split, TokenForm};
@@ -73,7 +73,7 @@ impl ExampleFiles {
 impl Records<Record> {
     /// Encodes the records. The tally has the unused data in the rows, and what encoding them noticed.
     pub(super) fn examples(&self, form: &TokenForm<'_>) -> Result<(Vec<Example>, Tally), DataError> {
-        let encode = |origin: Origin<'_>, record: &Record| {
+        let encode = |origin: RecordOrigin<'_>, record: &Record| {
             form.encode(record).map_err(|source| origin.not_encoded(source))
         };
         let (mut examples, mut tally) = (self.encode(encode)?, Tally::clone(&self.tally));
@@ -86,10 +86,14 @@ impl Records<Record> {
 }
 
 /// Reads the record of a row of a file, and counts unused fields.
-pub(super) fn record(origin: Origin<'_>, fields: Fields, tally: &mut Tally) -> Result<Record, DataError> {
+pub(super) fn record(
+    origin: RecordOrigin<'_>,
+    fields: Fields,
+    tally: &mut Tally,
+) -> Result<Record, DataError> {
     Record::from_fields(fields, tally).map_err(|refusal| match refusal {
         Refusal::Unknown { found, example } => {
-            let Origin { path, place } = origin;
+            let RecordOrigin { path, place } = origin;
             DataError::UnknownFields { path: path.to_owned(), place, found, example }
         }
         Refusal::Wrong(found) => origin.wrong(found),

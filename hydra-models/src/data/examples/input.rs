@@ -4,7 +4,7 @@ use super::columns::{self, Column};
 use super::dataset::loss_targets;
 use super::files::record;
 use super::record::Fields;
-use super::record_files::{Origin, Records};
+use super::record_files::{RecordOrigin, Records};
 use super::row_files::{check_columns, named};
 use super::rows::{self, Row};
 use super::{Examples, Tally};
@@ -66,7 +66,7 @@ impl InputRows {
     /// Reads the records of the rows, from their fields by the names that `columns` gives them.
     pub(in crate::data) fn records<R>(
         &self,
-        read: impl Fn(Origin<'_>, Fields, &mut Tally) -> Result<R, DataError>,
+        read: impl Fn(RecordOrigin<'_>, Fields, &mut Tally) -> Result<R, DataError>,
     ) -> Result<Records<R>, DataError> {
         let fields = |(place, row): &Row| {
             let row = columns::rename(&self.columns, row.clone());

@@ -32,7 +32,7 @@ pub use input::{InputRows, ScoredRows};
 pub use record::{Conversation, Record};
 pub(in crate::data) use record::{Fields, kind};
 pub use record_files::RecordFiles;
-pub(in crate::data) use record_files::{Origin, Records};
+pub(in crate::data) use record_files::{RecordOrigin, Records};
 pub(in crate::data) use remarks::Remark;
 pub use remarks::Remarks;
 pub(in crate::data) use row_files::RowFiles;

@@ -33,12 +33,12 @@ pub(in crate::data) struct Records<R> {
 
 /// Where a record is.
 #[derive(Clone, Copy)]
-pub(in crate::data) struct Origin<'a> {
+pub(in crate::data) struct RecordOrigin<'a> {
     pub(in crate::data) path: &'a Path,
     pub(in crate::data) place: RowPosition,
 }
 
-impl Origin<'_> {
+impl RecordOrigin<'_> {
     /// Returns whether the record's file is a text table, whose cells are all text.
     pub(in crate::data) fn is_table(&self) -> bool {
         is_table(self.path)
@@ -66,7 +66,7 @@ impl<R> RecordFiles<R> {
     pub(in crate::data) fn read(
         path: &Path,
         columns: &[Column],
-        read: impl Fn(Origin<'_>, Fields, &mut Tally) -> Result<R, DataError>,
+        read: impl Fn(RecordOrigin<'_>, Fields, &mut Tally) -> Result<R, DataError>,
     ) -> Result<Self, DataError> {
         let RowFiles { name, splits, unread } = RowFiles::open(path, columns)?;
         let records = |SplitRows { files, rows }| {
@@ -109,24 +109,24 @@ impl<R> Records<R> {
     pub(super) fn read(
         files: Arc<[PathBuf]>,
         rows: impl Iterator<Item = (usize, RowPosition, Fields)>,
-        read: impl Fn(Origin<'_>, Fields, &mut Tally) -> Result<R, DataError>,
+        read: impl Fn(RecordOrigin<'_>, Fields, &mut Tally) -> Result<R, DataError>,
     ) -> Result<Self, DataError> {
         let mut tally = Tally::default();
         let record = |(file, place, fields): (usize, RowPosition, Fields)| {
             let path: &Path = &files[file];
-            Ok((file, place, read(Origin { path, place }, fields, &mut tally)?))
+            Ok((file, place, read(RecordOrigin { path, place }, fields, &mut tally)?))
         };
         let records = rows.map(record).collect::<Result<Vec<_>, DataError>>()?;
         Ok(Self { files, records: records.into(), tally: Arc::new(tally) })
     }
 
     /// The records, each with its origin.
-    pub(in crate::data) fn located(&self) -> impl Iterator<Item = (Origin<'_>, &R)> {
+    pub(in crate::data) fn located(&self) -> impl Iterator<Item = (RecordOrigin<'_>, &R)> {
         self.records.iter().map(move |record| self.locate(record))
     }
 
-    fn locate<'a>(&'a self, (file, place, record): &'a (usize, RowPosition, R)) -> (Origin<'a>, &'a R) {
-        (Origin { path: &self.files[*file], place: *place }, record)
+    fn locate<'a>(&'a self, (file, place, record): &'a (usize, RowPosition, R)) -> (RecordOrigin<'a>, &'a R) {
+        (RecordOrigin { path: &self.files[*file], place: *place }, record)
     }
 }
 
@@ -134,7 +134,7 @@ impl<R: Send + Sync> Records<R> {
     /// Encodes all records. Of several that cannot be encoded, the error names the first.
     pub(in crate::data) fn encode<E: Send>(
         &self,
-        encode: impl Fn(Origin<'_>, &R) -> Result<E, DataError> + Sync,
+        encode: impl Fn(RecordOrigin<'_>, &R) -> Result<E, DataError> + Sync,
     ) -> Result<Vec<E>, DataError> {
         let encode = |record| {
             let (origin, record) = self.locate(record);

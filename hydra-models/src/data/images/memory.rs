@@ -9,12 +9,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// an image larger than the whole budget is an error.
 #[derive(Debug)]
 pub struct DecodeMemory {
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
     freed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct CacheState {
     limit: u64,
     taken: u64,
     /// The most that one image took.
@@ -33,7 +33,7 @@ pub(super) struct TakenMemory<'a> {
 impl DecodeMemory {
     /// A budget of this size.
     pub fn new(limit: ByteSize) -> Self {
-        let state = State { limit: limit.bytes(), taken: 0, largest: 0, again: false };
+        let state = CacheState { limit: limit.bytes(), taken: 0, largest: 0, again: false };
         Self { state: Mutex::new(state), freed: Condvar::new() }
     }
 
@@ -91,7 +91,7 @@ impl DecodeMemory {
         Ok(TakenMemory { memory: self, bytes })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CacheState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,7 @@
 //! What the labels of all rows mean: classes or numbers.
 
 use super::label::{Entry, Label};
-use crate::data::examples::Origin;
+use crate::data::examples::RecordOrigin;
 use crate::data::{DataError, Split};
 use crate::objective::{Labels, ProblemType};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A label and its position.
 #[derive(Clone, Copy)]
 pub(super) struct Located<'a> {
-    pub(super) origin: Origin<'a>,
+    pub(super) origin: RecordOrigin<'a>,
     pub(super) field: &'static str,
     pub(super) label: &'a Label,
     /// Whether the label is a cell of a text table.
@@ -282,7 +282,7 @@ mod tests {
         let (train, test) = (read(train), read(test));
         let path = Path::new("a.csv");
         let locate = |(line, label)| {
-            let origin = Origin { path, place: RowPosition::Line(line) };
+            let origin = RecordOrigin { path, place: RowPosition::Line(line) };
             Located { origin, field: "label", label, is_cell }
         };
         let [train, test] = [&train, &test].map(|labels| (2..).zip(labels).map(locate).collect());

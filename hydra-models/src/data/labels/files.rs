@@ -3,8 +3,10 @@
 use super::LabelledTexts;
 use super::class::{Located, Meaning, Target, resolve};
 use super::label::{Entry, Label};
-use super::record::Record;
-use crate::data::examples::{Column, Origin, RecordFiles, Records, RowFiles, Tally, in_no_split, looked_for};
+use super::record::LabelRecord;
+use crate::data::examples::{
+    Column, RecordFiles, RecordOrigin, Records, RowFiles, Tally, in_no_split, looked_for,
+};
 use crate::data::folders::{self, ByClass, HeldOut, ItemFiles, Unread};
 use crate::data::{DataError, ExampleError, RowPosition, Split, TokenSplits, ragged, text};
 use crate::objective::{Labels, ProblemType};
@@ -16,7 +18,7 @@ use std::sync::Arc;
 /// Texts with labels, held in memory.
 #[derive(Clone, Debug)]
 pub struct LabelledFiles {
-    texts: RecordFiles<Record>,
+    texts: RecordFiles<LabelRecord>,
     /// The targets of the texts of each split.
     targets: [Arc<[Target]>; 3],
     labels: Labels,
@@ -46,7 +48,7 @@ pub struct LabelForm<'a> {
 
 /// The texts of all splits before their labels are interpreted, and what is not read of class folders.
 struct Found {
-    texts: RecordFiles<Record>,
+    texts: RecordFiles<LabelRecord>,
     held_out: HeldOut,
     unread_in_folders: Unread,
 }
@@ -163,7 +165,7 @@ impl LabelledFiles {
         let dataset = |split: &Split| {
             let (name, texts) = self.texts.split(*split)?;
             tally.add(&texts.tally);
-            let encode = |origin: Origin<'_>, Record { text, pair, .. }: &Record| {
+            let encode = |origin: RecordOrigin<'_>, LabelRecord { text, pair, .. }: &LabelRecord| {
                 form.encode(origin, text, pair.as_deref())
             };
             LabelledTexts::new(name, texts.encode(encode)?, &self.targets[*split as usize], form)
@@ -191,7 +193,7 @@ impl LabelForm<'_> {
     /// The tokens of a text, or of a pair of texts.
     pub(super) fn encode(
         &self,
-        origin: Origin<'_>,
+        origin: RecordOrigin<'_>,
         text: &str,
         pair: Option<&str>,
     ) -> Result<TokenSequence, DataError> {
@@ -209,7 +211,7 @@ impl LabelForm<'_> {
 impl Found {
     fn in_rows(path: &Path, columns: &[Column]) -> Result<Self, DataError> {
         let texts = RecordFiles::read(path, columns, |origin, fields, tally| {
-            Record::from_fields(fields, origin.is_table(), columns, tally)
+            LabelRecord::from_fields(fields, origin.is_table(), columns, tally)
                 .map_err(|found| origin.wrong(found))
         })?;
         Ok(Self { texts, held_out: HeldOut::Nothing, unread_in_folders: Unread::default() })
@@ -254,11 +256,11 @@ impl Found {
 }
 
 /// Reads the files of each class. Items alternate between classes.
-fn of_files(texts: &ByClass<PathBuf>, names: &[String]) -> Result<Records<Record>, DataError> {
+fn of_files(texts: &ByClass<PathBuf>, names: &[String]) -> Result<Records<LabelRecord>, DataError> {
     let (mut files, mut records) = (Vec::new(), Vec::new());
     for (path, class) in folders::alternate(texts) {
         let bytes = fs::read(&path).map_err(|source| DataError::Read { path: path.clone(), source })?;
-        let record = Record {
+        let record = LabelRecord {
             text: text::utf8(&path, bytes)?,
             pair: None,
             field: "class folder",
@@ -271,8 +273,8 @@ fn of_files(texts: &ByClass<PathBuf>, names: &[String]) -> Result<Records<Record
 }
 
 /// The labels of a split.
-fn located<'a>(records: &'a Records<Record>) -> Vec<Located<'a>> {
-    let locate = |(origin, Record { field, label, .. }): (Origin<'a>, &'a Record)| Located {
+fn located<'a>(records: &'a Records<LabelRecord>) -> Vec<Located<'a>> {
+    let locate = |(origin, LabelRecord { field, label, .. }): (RecordOrigin<'a>, &'a LabelRecord)| Located {
         origin,
         field,
         label,

@@ -8,7 +8,7 @@ const LABELS: [&str; 2] = ["label", "labels"];
 
 /// A row: `{"text": .., "text_pair": .., "label": ..}`.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Record {
+pub(super) struct LabelRecord {
     /// The text.
     pub(super) text: String,
     /// The second text, if the row has one.
@@ -19,7 +19,7 @@ pub(super) struct Record {
     pub(super) label: Label,
 }
 
-impl Record {
+impl LabelRecord {
     /// Reads the fields of a row and counts unused ones. An empty cell of a table is an empty text.
     pub(super) fn from_fields(
         mut row: Fields,
@@ -72,11 +72,11 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn read(row: Value, is_table: bool, columns: &[&str]) -> Result<(Record, Tally), String> {
+    fn read(row: Value, is_table: bool, columns: &[&str]) -> Result<(LabelRecord, Tally), String> {
         let columns: Vec<Column> = columns.iter().map(|column| column.parse().unwrap()).collect();
         let Value::Object(row) = row else { panic!("a row is an object") };
         let mut tally = Tally::default();
-        let record = Record::from_fields(Fields::new(row, &columns), is_table, &columns, &mut tally)?;
+        let record = LabelRecord::from_fields(Fields::new(row, &columns), is_table, &columns, &mut tally)?;
         Ok((record, tally))
     }
 
@@ -85,7 +85,7 @@ mod tests {
         let (record, tally) =
             read(json!({"text": " a\n", "label": 1, "id": 7, "none": null}), false, &[]).unwrap();
         let label = Label::One(Entry::Integer(1));
-        assert_eq!(record, Record { text: " a\n".to_owned(), pair: None, field: "label", label });
+        assert_eq!(record, LabelRecord { text: " a\n".to_owned(), pair: None, field: "label", label });
         assert_eq!(tally.unused.into_keys().collect::<Vec<_>>(), ["id"]);
         let of = |row, is_table| read(row, is_table, &[]).unwrap().0;
         let pair = of(json!({"text": "a", "text_pair": "b", "labels": ["x"]}), false);

@@ -1,7 +1,7 @@
 //! Encodes rows of preference data as tokens.
 
 use super::files::PairForm;
-use super::record::{Content, Record};
+use super::record::{Content, PreferenceRecord};
 use crate::data::ExampleError;
 use crate::data::examples::Remark;
 use crate::objective::PreferenceLoss;
@@ -56,7 +56,7 @@ impl Noticed {
 impl PairForm<'_> {
     /// Encodes a row as TRL does. As in TRL 1.16, the answers start at the first token where one of the texts differs from
     /// the separately tokenized prompt.
-    pub(super) fn encode(&self, record: &Record) -> Result<Encoded, ExampleError> {
+    pub(super) fn encode(&self, record: &PreferenceRecord) -> Result<Encoded, ExampleError> {
         let mut noticed = Noticed::default();
         let (prompt, texts) = match &record.content {
             Content::Texts { prompt, answers } => {
@@ -79,7 +79,7 @@ impl PairForm<'_> {
         let tokens = texts.iter().map(Vec::len).collect();
         texts.iter_mut().for_each(|text| text.truncate(self.context));
         let Noticed { unused, remarks } = noticed;
-        let Record { label, margin, .. } = *record;
+        let PreferenceRecord { label, margin, .. } = *record;
         Ok(Encoded { texts, prompt: start, tokens, label, margin, merged, unused, remarks })
     }
 

@@ -2,8 +2,8 @@
 
 use super::PreferencePairs;
 use super::encode::Encoded;
-use super::record::Record;
-use crate::data::examples::{Column, Origin, RecordFiles, RowFiles, Tally};
+use super::record::PreferenceRecord;
+use crate::data::examples::{Column, RecordFiles, RecordOrigin, RowFiles, Tally};
 use crate::data::{DataError, RowPosition, Split, TokenSplits, ragged};
 use crate::objective::PreferenceLoss;
 use crate::tokenizer::{Conventions, Tokenizer};
@@ -11,7 +11,7 @@ use hydra_core::Dataset as _;
 use std::path::Path;
 
 /// Preference data, held in memory.
-pub type PreferenceFiles = RecordFiles<Record>;
+pub type PreferenceFiles = RecordFiles<PreferenceRecord>;
 
 /// Form of the datasets, and the model that they are for.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +44,9 @@ impl PreferenceFiles {
         if !RowFiles::are_at(path) {
             return Err(DataError::NoPreferences { path: path.to_owned() });
         }
-        let read = |origin: Origin<'_>, fields, tally: &mut Tally| {
-            Record::from_fields(fields, loss, origin.is_table(), tally).map_err(|found| origin.wrong(found))
+        let read = |origin: RecordOrigin<'_>, fields, tally: &mut Tally| {
+            PreferenceRecord::from_fields(fields, loss, origin.is_table(), tally)
+                .map_err(|found| origin.wrong(found))
         };
         let mut files = Self::read(path, columns, read)?;
         if loss == Some(PreferenceLoss::Kto) {
@@ -85,7 +86,7 @@ impl PreferenceFiles {
 }
 
 impl PairForm<'_> {
-    fn encode_at(&self, origin: Origin<'_>, record: &Record) -> Result<Encoded, DataError> {
+    fn encode_at(&self, origin: RecordOrigin<'_>, record: &PreferenceRecord) -> Result<Encoded, DataError> {
         let pair = self.encode(record).map_err(|source| origin.not_encoded(source))?;
         pair.texts.iter().try_for_each(|text| origin.check(text, self.vocabulary))?;
         Ok(pair)
@@ -93,7 +94,7 @@ impl PairForm<'_> {
 }
 
 /// The rows with one answer each: those of pairs are first all chosen ones and then all rejected ones.
-fn alone(rows: &[(usize, RowPosition, Record)]) -> Vec<(usize, RowPosition, Record)> {
+fn alone(rows: &[(usize, RowPosition, PreferenceRecord)]) -> Vec<(usize, RowPosition, PreferenceRecord)> {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for (file, place, record) in rows {
         match record.label {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// A prompt with its answers: a chosen and a rejected one, or one that is desirable or not.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Record {
+pub struct PreferenceRecord {
     pub(super) content: Content,
     /// Whether the only answer is desirable; `None` for two answers.
     pub(super) label: Option<bool>,
@@ -37,7 +37,7 @@ const PAIR: &[&str] = &["chosen", "rejected"];
 /// The field with the only answer.
 const ONE: &[&str] = &["completion"];
 
-impl Record {
+impl PreferenceRecord {
     /// Reads the fields of a row and counts unused ones. Without a `prompt`, or with a text next to answers of messages,
     /// the prompt is what both answers start with, as in TRL.
     pub(super) fn from_fields(
@@ -234,16 +234,20 @@ mod tests {
     const DPO: Option<PreferenceLoss> = Some(PreferenceLoss::Dpo);
     const KTO: Option<PreferenceLoss> = Some(PreferenceLoss::Kto);
 
-    fn read(row: Value, loss: Option<PreferenceLoss>) -> Result<(Record, Tally), String> {
+    fn read(row: Value, loss: Option<PreferenceLoss>) -> Result<(PreferenceRecord, Tally), String> {
         let Value::Object(row) = row else { panic!("a row is an object") };
         let mut tally = Tally::default();
-        let record = Record::from_fields(Fields::new(row, &[]), loss, false, &mut tally)?;
+        let record = PreferenceRecord::from_fields(Fields::new(row, &[]), loss, false, &mut tally)?;
         Ok((record, tally))
     }
 
-    fn texts(prompt: &str, answers: &[&str], label: Option<bool>) -> Record {
+    fn texts(prompt: &str, answers: &[&str], label: Option<bool>) -> PreferenceRecord {
         let answers = answers.iter().map(|answer| (*answer).to_owned()).collect();
-        Record { content: Content::Texts { prompt: prompt.to_owned(), answers }, label, margin: 0.0 }
+        PreferenceRecord {
+            content: Content::Texts { prompt: prompt.to_owned(), answers },
+            label,
+            margin: 0.0,
+        }
     }
 
     #[test]
@@ -257,7 +261,7 @@ mod tests {
         let turn = |role: &str, content: &str| json!({"role": role, "content": content});
         let [user, yes, no] = [turn("user", "u"), turn("assistant", "y"), turn("assistant", "n")];
         let row = json!({"prompt": "u", "chosen": [user, yes], "rejected": [user, no], "tools": []});
-        let (Record { content: Content::Chat { prompt, answers, columns }, .. }, tally) =
+        let (PreferenceRecord { content: Content::Chat { prompt, answers, columns }, .. }, tally) =
             read(row, DPO).unwrap()
         else {
             panic!("a conversation")

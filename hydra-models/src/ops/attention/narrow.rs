@@ -11,7 +11,7 @@ use burn_flex::FlexTensor;
 use std::ops::Range;
 
 /// Scratch memory of a worker, reused across blocks and groups.
-pub(super) struct Scratch {
+pub(super) struct NarrowScratch {
     /// `[queries of a block, keys of its span]`, stacked by head; rounded in place.
     weights: Vec<f32>,
     /// Likewise, in the backward only.
@@ -56,14 +56,14 @@ pub(super) fn scratch_elements(form: Form) -> usize {
 }
 
 impl Element for u16 {
-    type Scratch = Scratch;
+    type Scratch = NarrowScratch;
 
     fn of(tensor: &FlexTensor) -> &[u16] {
         bits(tensor)
     }
 
-    fn for_forward(form: Form) -> Scratch {
-        Scratch {
+    fn for_forward(form: Form) -> NarrowScratch {
+        NarrowScratch {
             weights: vec![0.0; form.rows() * form.longest()],
             gradients: Vec::new(),
             factors: vec![0.0; form.tokens],
@@ -76,19 +76,19 @@ impl Element for u16 {
         }
     }
 
-    fn for_backward(form: Form) -> Scratch {
+    fn for_backward(form: Form) -> NarrowScratch {
         let (gradients, d_outputs) = (vec![0.0; form.rows() * form.longest()], vec![0; form.copied()]);
-        Scratch { gradients, d_outputs, ..Self::for_forward(form) }
+        NarrowScratch { gradients, d_outputs, ..Self::for_forward(form) }
     }
 
     fn forward(
         group: &Group<'_, u16>,
         out: &mut MatMut<'_>,
         statistics: &mut [[f32; STATISTICS]],
-        scratch: &mut Scratch,
+        scratch: &mut NarrowScratch,
     ) {
         let Form { tokens, count, .. } = group.form;
-        let Scratch { weights, factors, vectors, turned_keys, queries, panels, packed, .. } = scratch;
+        let NarrowScratch { weights, factors, vectors, turned_keys, queries, panels, packed, .. } = scratch;
         let keys = group.turned_keys(&mut turned_keys[..group.form.turned_keys()], vectors);
         panels.turned_keys.pack(keys.t());
         panels.values.pack(group.values);
@@ -130,11 +130,20 @@ impl Element for u16 {
         group: &Group<'_, u16>,
         d: &mut Parts<'_>,
         known: &ForwardValues<'_, u16>,
-        scratch: &mut Scratch,
+        scratch: &mut NarrowScratch,
     ) {
         let Form { tokens, count, .. } = group.form;
-        let Scratch { weights, gradients, factors, vectors, turned_keys, queries, d_outputs, panels, packed } =
-            scratch;
+        let NarrowScratch {
+            weights,
+            gradients,
+            factors,
+            vectors,
+            turned_keys,
+            queries,
+            d_outputs,
+            panels,
+            packed,
+        } = scratch;
         let keys = group.turned_keys(&mut turned_keys[..group.form.turned_keys()], vectors);
         panels.turned_keys.pack(keys.t());
         panels.values.pack(group.values.t());

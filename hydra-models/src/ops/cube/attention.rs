@@ -20,7 +20,7 @@ const SCORES: usize = 1 << 24;
 
 /// Tokens of rows that attend to no others: whole rows, or neighbouring examples of one row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Span {
+pub(super) struct TokenSpan {
     /// The first token.
     first: usize,
     /// The number of tokens.
@@ -31,7 +31,7 @@ pub(super) struct Span {
     several: bool,
 }
 
-impl Span {
+impl TokenSpan {
     /// The spans of rows of this shape, given each token's position in its example if the rows hold several.
     ///
     /// A row is cut between examples, so that no scores of tokens far from each other are computed: into spans that are
@@ -101,7 +101,7 @@ impl Span {
 #[derive(Clone, Copy)]
 struct Shape {
     batch: usize,
-    span: Span,
+    span: TokenSpan,
     head_width: usize,
     options: Options,
     /// Heads per group.
@@ -110,7 +110,7 @@ struct Shape {
 
 impl Shape {
     /// Groups with at most `scores` scores, or of a single head.
-    fn new(qkv: &CubeTensor, span: Span, options: Options, scores: usize) -> Self {
+    fn new(qkv: &CubeTensor, span: TokenSpan, options: Options, scores: usize) -> Self {
         let [batch, _, triple] = dims(qkv);
         let size = (scores / span.tokens.pow(2)).max(1);
         Self { batch, span, head_width: triple / 3 / options.heads, options, size }
@@ -232,7 +232,7 @@ fn forward(
     let [batch, tokens, triple] = dims(&qkv);
     let output = floats(&qkv, [batch, tokens, triple / 3]);
     let statistics = wide(&qkv, [batch, options.heads, tokens, STATISTICS]);
-    for span in Span::all(positions.as_ref(), [batch, tokens]) {
+    for span in TokenSpan::all(positions.as_ref(), [batch, tokens]) {
         let shape = Shape::new(&qkv, span, options, scores);
         for group in shape.groups() {
             shape.forward(&qkv, positions.as_ref(), &output, &statistics, group);
@@ -252,7 +252,7 @@ fn backward(
     let ([qkv, gradient], positions) = (whole([saved.qkv, gradient]), positions.map(whole_ids));
     let [batch, tokens, _] = dims(&qkv);
     let d_qkv = floats(&qkv, qkv.shape());
-    for span in Span::all(positions.as_ref(), [batch, tokens]) {
+    for span in TokenSpan::all(positions.as_ref(), [batch, tokens]) {
         let shape = Shape::new(&qkv, span, options, scores);
         for group in shape.groups() {
             shape.backward(&qkv, positions.as_ref(), &saved.statistics, &gradient, &d_qkv, group);
@@ -321,7 +321,7 @@ mod tests {
     fn rows_are_cut_between_examples() {
         let spans = |lengths: &[i32]| {
             let positions: Vec<i32> = lengths.iter().flat_map(|length| 0..*length).collect();
-            Span::of_row(&positions)
+            TokenSpan::of_row(&positions)
                 .iter()
                 .map(|span| (span.first, span.tokens, span.several))
                 .collect::<Vec<_>>()

@@ -109,7 +109,7 @@ struct Problem {
 
 /// A kernel for a problem.
 #[derive(Clone, Copy)]
-struct Plan {
+struct KernelPlan {
     algorithm: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
 }
@@ -119,7 +119,7 @@ struct Card {
     context: Arc<CudaContext>,
     server: DeviceHandle<CudaServer>,
     library: Library,
-    plans: Mutex<HashMap<Problem, Option<Plan>>>,
+    plans: Mutex<HashMap<Problem, Option<KernelPlan>>>,
 }
 
 /// A handle of the library. Any thread may use it.
@@ -176,7 +176,7 @@ impl Card {
     }
 
     /// The library's first choice for a problem; `None` if it has no kernel.
-    fn plan(&self, problem: &Problem) -> Option<Plan> {
+    fn plan(&self, problem: &Problem) -> Option<KernelPlan> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         *plans.entry(*problem).or_insert_with(|| {
             let bound = self.context.bind_to_thread();
@@ -268,7 +268,7 @@ fn enqueue(
     server: &mut CudaServer,
     stream: StreamId,
     library: Library,
-    (problem, plan): (Problem, Plan),
+    (problem, plan): (Problem, KernelPlan),
     operands: [BufferBinding; 4],
     extra: [Option<BufferBinding>; 2],
 ) {
@@ -323,7 +323,7 @@ fn failed(reason: &str) -> ServerError {
 unsafe fn launch(
     library: Library,
     problem: &Problem,
-    plan: &Plan,
+    plan: &KernelPlan,
     [lhs, rhs, added, out]: [u64; 4],
     [bias, workspace]: [u64; 2],
     stream: sys::cudaStream_t,
@@ -355,7 +355,7 @@ unsafe fn launch(
     }
 }
 
-fn choose(library: Library, problem: &Problem) -> Result<Plan, CublasError> {
+fn choose(library: Library, problem: &Problem) -> Result<KernelPlan, CublasError> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
     use sys::cublasLtReductionScheme_t as Reduction;
     let described = Described::new(problem, 0)?;
@@ -384,14 +384,14 @@ fn choose(library: Library, problem: &Problem) -> Result<Plan, CublasError> {
             preference.0,
         )
     }?;
-    Ok(Plan { algorithm: found.algo, workspace: found.workspaceSize })
+    Ok(KernelPlan { algorithm: found.algo, workspace: found.workspaceSize })
 }
 
 /// The library's descriptors of a problem, of the transposed product.
 struct Described {
     operation: Operation,
     /// Those of our right factor, our left factor and the output.
-    layouts: [Layout; 3],
+    layouts: [MatrixLayout; 3],
 }
 
 impl Described {
@@ -411,9 +411,9 @@ impl Described {
         Ok(Self {
             operation,
             layouts: [
-                Layout::new(problem.rhs, problem.factor, matrices)?,
-                Layout::new(problem.lhs, problem.factor, matrices)?,
-                Layout::new(problem.out, problem.sum, matrices)?,
+                MatrixLayout::new(problem.rhs, problem.factor, matrices)?,
+                MatrixLayout::new(problem.lhs, problem.factor, matrices)?,
+                MatrixLayout::new(problem.out, problem.sum, matrices)?,
             ],
         })
     }
@@ -437,9 +437,9 @@ impl Drop for Operation {
     }
 }
 
-struct Layout(sys::cublasLtMatrixLayout_t);
+struct MatrixLayout(sys::cublasLtMatrixLayout_t);
 
-impl Layout {
+impl MatrixLayout {
     fn new(operand: Operand, of: sys::cudaDataType_t, matrices: i32) -> Result<Self, CublasError> {
         use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
         let Operand { rows, columns, stride, transposed, distance, .. } = operand;
@@ -461,7 +461,7 @@ impl Layout {
     }
 }
 
-impl Drop for Layout {
+impl Drop for MatrixLayout {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once.
         let _ = unsafe { lt::destroy_matrix_layout(self.0) };

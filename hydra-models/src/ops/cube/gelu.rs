@@ -2,7 +2,7 @@
 
 use super::kernels::activation;
 use super::tensors::{arg, elements, float, floats, units, whole};
-use crate::ops::gelu::{Form, GeluKernels, GeluOps};
+use crate::ops::gelu::{GeluForm, GeluKernels, GeluOps};
 use burn::backend::Cube;
 use burn::backend::TensorMetadata;
 use burn::backend::ops::FloatTensorOps;
@@ -16,8 +16,8 @@ fn probability(x: FloatTensor<Cube>) -> FloatTensor<Cube> {
 }
 
 impl GeluOps for Cube {
-    fn gelu_in(x: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
-        if form == Form::Exact {
+    fn gelu_in(x: FloatTensor<Self>, form: GeluForm) -> FloatTensor<Self> {
+        if form == GeluForm::Exact {
             return Self::float_mul(x.clone(), probability(x));
         }
         let [x] = whole([x]);
@@ -29,8 +29,12 @@ impl GeluOps for Cube {
 }
 
 impl GeluKernels for Cube {
-    fn gelu_in_backward(x: FloatTensor<Self>, gradient: FloatTensor<Self>, form: Form) -> FloatTensor<Self> {
-        if form == Form::Exact {
+    fn gelu_in_backward(
+        x: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        form: GeluForm,
+    ) -> FloatTensor<Self> {
+        if form == GeluForm::Exact {
             let square = Self::float_mul(x.clone(), x.clone());
             let density = Self::float_exp(Self::float_mul_scalar(square, (-0.5f32).into()));
             let density = Self::float_mul_scalar(density, (1.0 / (2.0 * PI).sqrt()).into());

@@ -3,7 +3,7 @@
 //! Queries and keys are rotated in memory, and keys and values are copied for the heads that share them, for the heads
 //! whose scores are in memory.
 
-use super::attention::Span;
+use super::attention::TokenSpan;
 use super::dropout::draws;
 use super::kernels::attention as kernels;
 use super::matmul::{product, transposed};
@@ -33,12 +33,12 @@ struct Heads<'a> {
 }
 
 /// Heads of some tokens, whose scores are in memory at the same time.
-struct Group {
-    span: Span,
+struct HeadGroup {
+    span: TokenSpan,
     heads: Range<usize>,
 }
 
-impl Group {
+impl HeadGroup {
     /// The argument of kernels.
     fn launch(&self) -> kernels::SpanLaunch {
         self.span.of(&self.heads)
@@ -59,23 +59,23 @@ impl<'a> Heads<'a> {
     }
 
     /// What is computed at the same time: tokens, and ranges of `batch * heads` with whole groups of heads that share keys.
-    fn groups(&self) -> impl Iterator<Item = Group> + use<> {
+    fn groups(&self) -> impl Iterator<Item = HeadGroup> + use<> {
         let (all, shared) = (self.batch * self.options.heads, self.shared);
-        let spans = Span::all(self.positions.as_ref(), [self.batch, self.tokens]);
+        let spans = TokenSpan::all(self.positions.as_ref(), [self.batch, self.tokens]);
         spans.into_iter().flat_map(move |span| {
             let size = (SCORES / span.tokens.pow(2) / shared).max(1) * shared;
-            (0..all).step_by(size).map(move |first| Group { span, heads: first..all.min(first + size) })
+            (0..all).step_by(size).map(move |first| HeadGroup { span, heads: first..all.min(first + size) })
         })
     }
 
-    fn layout(&self, group: &Group, shared: usize) -> kernels::LayoutLaunch {
+    fn layout(&self, group: &HeadGroup, shared: usize) -> kernels::LayoutLaunch {
         let Self { head_width, options, .. } = self;
         kernels::LayoutLaunch::new(group.launch(), options.heads, *head_width, 1, shared)
     }
 
     /// Copies the heads of a group out of the matrix of all heads; `shared` of them use one: `[heads, tokens, head
     /// width]`.
-    fn split(&self, all: &CubeTensor, group: &Group, shared: usize) -> CubeTensor {
+    fn split(&self, all: &CubeTensor, group: &HeadGroup, shared: usize) -> CubeTensor {
         let (out, run) = (
             floats(all, [group.heads.len(), group.span.tokens, self.head_width]),
             kernels::run(self.head_width),
@@ -87,14 +87,14 @@ impl<'a> Heads<'a> {
     }
 
     /// Queries, keys and values of a group.
-    fn inputs(&self, inputs: &[CubeTensor; 3], group: &Group) -> [CubeTensor; 3] {
+    fn inputs(&self, inputs: &[CubeTensor; 3], group: &HeadGroup) -> [CubeTensor; 3] {
         let [queries, keys, values] = inputs;
         let shared = |all| self.split(all, group, self.shared);
         [self.split(queries, group, 1), shared(keys), shared(values)]
     }
 
     /// Writes a group's heads to the matrix of all heads.
-    fn merge(&self, heads: CubeTensor, all: &CubeTensor, group: &Group) {
+    fn merge(&self, heads: CubeTensor, all: &CubeTensor, group: &HeadGroup) {
         let run = kernels::run(self.head_width);
         let (cubes, layout) = (elements(&heads, heads.meta.num_elements() / run), self.layout(group, 1));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
@@ -102,19 +102,25 @@ impl<'a> Heads<'a> {
     }
 
     /// Writes the sums of heads that share one to the matrix of all heads.
-    fn merge_shared(&self, heads: CubeTensor, all: &CubeTensor, group: &Group) {
+    fn merge_shared(&self, heads: CubeTensor, all: &CubeTensor, group: &HeadGroup) {
         let (cubes, layout) = (elements(&heads, heads.meta.num_elements()), self.layout(group, self.shared));
         let (client, heads, float) = (&all.client, arg(&heads), float(all));
         kernels::merge_shared_heads::launch(client, cubes, units(), heads, arg(all), layout, float);
     }
 
-    fn hide_other_examples(&self, scores: &CubeTensor, group: &Group) {
+    fn hide_other_examples(&self, scores: &CubeTensor, group: &HeadGroup) {
         let GroupedOptions { heads, scale, .. } = *self.options;
         group.span.hide_other_examples(scores, self.positions.as_ref(), &group.heads, heads, scale);
     }
 
     /// Computes the output of a group.
-    fn forward(&self, inputs: &[CubeTensor; 3], output: &CubeTensor, statistics: &CubeTensor, group: &Group) {
+    fn forward(
+        &self,
+        inputs: &[CubeTensor; 3],
+        output: &CubeTensor,
+        statistics: &CubeTensor,
+        group: &HeadGroup,
+    ) {
         let [queries, keys, values] = self.inputs(inputs, group);
         let scores = product(queries, transposed(keys), DType::F32);
         self.hide_other_examples(&scores, group);
@@ -145,7 +151,7 @@ impl<'a> Heads<'a> {
         statistics: &CubeTensor,
         d_output: &CubeTensor,
         [d_queries, d_keys, d_values]: [&CubeTensor; 3],
-        group: &Group,
+        group: &HeadGroup,
     ) {
         let [queries, keys, values] = self.inputs(inputs, group);
         let d_output = self.split(d_output, group, 1);

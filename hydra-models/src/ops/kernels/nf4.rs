@@ -31,7 +31,7 @@ pub(in crate::ops) enum Side {
 }
 
 /// An element of a dequantized matrix.
-trait Element: Copy + Default + Send + Sync {
+trait Nf4Element: Copy + Default + Send + Sync {
     /// The elements of a block that stand for the indices.
     fn table(scale: f32, float: FloatType) -> [Self; 16];
 
@@ -54,7 +54,7 @@ impl<'a> Nf4<'a> {
 
     /// Dequantizes a range of columns of the right side, as it lies in the matrix, into a reused vector, on the threads of
     /// the current pool. Returns them as a matrix.
-    fn columns<'b, T: Element>(
+    fn columns<'b, T: Nf4Element>(
         &self,
         side: Side,
         cols: Range<usize>,
@@ -80,7 +80,7 @@ impl<'a> Nf4<'a> {
 const PART: usize = 1 << 14;
 
 /// The elements of a matrix from `first` on.
-fn dequantize<T: Element>(blocks: &[u8], first: usize, float: FloatType, out: &mut [T]) {
+fn dequantize<T: Nf4Element>(blocks: &[u8], first: usize, float: FloatType, out: &mut [T]) {
     let (mut at, mut out) = (first, out);
     while !out.is_empty() {
         let (block, inside) = (&blocks[at / BLOCK * BLOCK_BYTES..][..BLOCK_BYTES], at % BLOCK);
@@ -102,7 +102,7 @@ fn dequantize<T: Element>(blocks: &[u8], first: usize, float: FloatType, out: &m
     }
 }
 
-impl Element for f32 {
+impl Nf4Element for f32 {
     fn table(scale: f32, float: FloatType) -> [f32; 16] {
         let table = TABLE.map(|x| x * scale);
         if float == FloatType::F16 { table.map(|x| f16::from_f32(x).to_f32()) } else { table }
@@ -118,7 +118,7 @@ impl Element for f32 {
     }
 }
 
-impl Element for u16 {
+impl Nf4Element for u16 {
     fn table(scale: f32, _: FloatType) -> [u16; 16] {
         let mut table = [0; 16];
         vectorized(

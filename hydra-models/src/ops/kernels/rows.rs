@@ -86,7 +86,7 @@ fn product_of<const R: usize, const C: usize>(out: &mut MatMut<'_>, write: Write
     if write == Write::Set {
         (0..R).for_each(|row| out.row(row).fill(0.0));
     }
-    pulp::Arch::new().dispatch(Sums { out, rows, b });
+    pulp::Arch::new().dispatch(RowSums { out, rows, b });
 }
 
 /// Writes the products of some rows and of columns that are contiguous, or adds them to the output.
@@ -154,13 +154,13 @@ impl<const R: usize, const C: usize> Dots<'_, '_, R, C> {
 }
 
 /// Adds the products of some rows and a matrix with contiguous rows to the output.
-struct Sums<'a, 'b, const R: usize> {
+struct RowSums<'a, 'b, const R: usize> {
     out: &'a mut MatMut<'b>,
     rows: [&'a [f32]; R],
     b: Mat<'a>,
 }
 
-impl<const R: usize> WithSimd for Sums<'_, '_, R> {
+impl<const R: usize> WithSimd for RowSums<'_, '_, R> {
     type Output = ();
 
     #[inline(always)]
@@ -186,7 +186,7 @@ impl<const R: usize> WithSimd for Sums<'_, '_, R> {
     }
 }
 
-impl<const R: usize> Sums<'_, '_, R> {
+impl<const R: usize> RowSums<'_, '_, R> {
     /// Adds the products of some terms to `V` vectors of columns from the vector `at` on, which must exist.
     #[inline(always)]
     fn add_terms<S: Simd, const V: usize>(&mut self, simd: S, terms: Range<usize>, at: usize) {

@@ -13,4 +13,4 @@ mod tests;
 
 pub(crate) use admitted::{Admitted, OtherRun, card_name, in_one_line};
 pub(crate) use folder::{MachineReservations, VARIABLE};
-pub(crate) use planning_lock::{Entry, PlanningLock};
+pub(crate) use planning_lock::{PlanningLock, ReservationEntry};

@@ -19,7 +19,7 @@ pub(crate) struct PlanningLock {
 
 /// The entry of a run in the machine-wide reservations. It counts until this is dropped or the process ends in any way.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ReservationEntry {
     path: PathBuf,
     _locked: File,
     /// The folder, locked so that it is not removed for its age.
@@ -67,7 +67,7 @@ impl PlanningLock {
     ///
     /// # Errors
     /// If the entry cannot be written. The lock is released anyway.
-    pub(crate) fn admit(&self, admitted: &Admitted) -> Result<Entry, ReservationsError> {
+    pub(crate) fn admit(&self, admitted: &Admitted) -> Result<ReservationEntry, ReservationsError> {
         let entry = self.write(admitted).map_err(|error| self.reservations.error(error));
         self.end();
         entry
@@ -80,7 +80,7 @@ impl PlanningLock {
     }
 
     /// Writes the entry, which is locked before it is renamed to its final name.
-    fn write(&self, admitted: &Admitted) -> io::Result<Entry> {
+    fn write(&self, admitted: &Admitted) -> io::Result<ReservationEntry> {
         let folder = &self.reservations.folder;
         let named = |number: u32| folder.join(format!("{}-{number}.{ENTRY}", admitted.process));
         let free = (0..).map(named).find(|path| !path.exists());
@@ -91,11 +91,11 @@ impl PlanningLock {
         file.write_all(&serde_json::to_vec(admitted)?)?;
         fs::rename(&part, &path)?;
         let shared = |folder: File| folder.try_lock_shared().is_ok().then_some(folder);
-        Ok(Entry { _locked: file, _folder: File::open(folder).ok().and_then(shared), path })
+        Ok(ReservationEntry { _locked: file, _folder: File::open(folder).ok().and_then(shared), path })
     }
 }
 
-impl Drop for Entry {
+impl Drop for ReservationEntry {
     fn drop(&mut self) {
         // An entry that remains is ignored, because it is not locked.
         let _ = fs::remove_file(&self.path);

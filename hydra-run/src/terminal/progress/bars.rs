@@ -1,6 +1,6 @@
 //! The rows of a terminal that show a run: first the totals, then the main tasks, then counts of the others.
 
-use super::run_state::{Batches, Phase, Pilot, RunState, Task};
+use super::run_state::{Batches, Pilot, ProgressPhase, RunState, Task};
 use super::words::{best, rate, reading, short, time, whole_rate};
 use hydra_engine::{EvaluationKind, TaskState};
 
@@ -82,12 +82,14 @@ fn chosen(run: &RunState, most: usize) -> Vec<usize> {
         failures += usize::from(task.has_failed());
         let (group, order) = match task.phase {
             _ if best == Some(index) => (0, 0.0),
-            Phase::Ended(TaskState::Failed) if failures <= most / FAILED => (1, 0.0),
+            ProgressPhase::Ended(TaskState::Failed) if failures <= most / FAILED => (1, 0.0),
             // A task keeps its row until it ends, because earlier tasks come first.
-            Phase::Running { turn } => (2, turn as f64),
-            Phase::Ended(TaskState::Failed) => (3, 0.0),
-            Phase::Paused | Phase::Ended(_) => (4, task.best.map_or(f64::INFINITY, |best| best.score.cost)),
-            Phase::Waiting => (5, 0.0),
+            ProgressPhase::Running { turn } => (2, turn as f64),
+            ProgressPhase::Ended(TaskState::Failed) => (3, 0.0),
+            ProgressPhase::Paused | ProgressPhase::Ended(_) => {
+                (4, task.best.map_or(f64::INFINITY, |best| best.score.cost))
+            }
+            ProgressPhase::Waiting => (5, 0.0),
         };
         (group, order, index)
     };
@@ -110,28 +112,28 @@ fn of_task(run: &RunState, task: &Task, name: usize, width: usize) -> String {
 
 /// The cells after a task's bar, the most important first.
 fn cells(run: &RunState, task: &Task, wide: bool) -> Vec<String> {
-    let early = task.phase == Phase::Ended(TaskState::Done) && task.done < task.steps;
+    let early = task.phase == ProgressPhase::Ended(TaskState::Done) && task.done < task.steps;
     let mut cells = match (&task.evaluation, task.phase) {
         (Some(batches), _) => of_evaluation(batches, task, run.now_s, wide),
-        (None, Phase::Running { .. }) => {
+        (None, ProgressPhase::Running { .. }) => {
             let left = run.left_of_s(task).map(|left_s| format!("{:>3} left", time(left_s)));
             let writing = (task.word() == "writing").then(|| "writing its model".to_owned());
             left.or(writing).into_iter().collect()
         }
         (None, _) if early => vec!["done early".to_owned()],
-        (None, Phase::Waiting) => {
+        (None, ProgressPhase::Waiting) => {
             let waits = run.waits_for(task).map(|what| format!("waiting for {what}"));
             vec![waits.unwrap_or_else(|| task.word().to_owned())]
         }
-        (None, Phase::Paused) => vec!["paused, waiting for a command".to_owned()],
+        (None, ProgressPhase::Paused) => vec!["paused, waiting for a command".to_owned()],
         (None, _) => {
             let error = task.error.iter().map(|error| format!(": {}", error.replace('\n', " ")));
             vec![task.word().to_owned() + &error.collect::<String>()]
         }
     };
-    let running = matches!(task.phase, Phase::Running { .. });
+    let running = matches!(task.phase, ProgressPhase::Running { .. });
     let training = if wide { "training" } else { "train" };
-    let stopped = task.phase == Phase::Ended(TaskState::Stopped);
+    let stopped = task.phase == ProgressPhase::Ended(TaskState::Stopped);
     let loss = task.loss.filter(|_| (running || stopped) && task.evaluation.is_none());
     cells.extend(loss.map(|loss| format!("{training} loss {}", short(loss, 4))));
     cells.extend(figures(task, wide));

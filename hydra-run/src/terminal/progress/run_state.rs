@@ -73,7 +73,7 @@ pub(super) struct Task {
     pub(super) steps: usize,
     /// Trained minibatches, including those of an earlier run.
     pub(super) done: usize,
-    pub(super) phase: Phase,
+    pub(super) phase: ProgressPhase,
     /// The loss of the last minibatch.
     pub(super) loss: Option<f64>,
     /// Evaluations on the validation split: before training, the last one since, and the best since.
@@ -103,7 +103,7 @@ struct EstimatedWork {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ProgressPhase {
     #[default]
     Waiting,
     /// Started, as the `turn`-th of the tasks.
@@ -206,7 +206,7 @@ impl Task {
     /// The remaining work.
     fn work_left(&self) -> f64 {
         match self.phase {
-            Phase::Ended(_) => 0.0,
+            ProgressPhase::Ended(_) => 0.0,
             _ => {
                 let minibatches = self.steps.saturating_sub(self.done) as f64;
                 minibatches * self.work.minibatch + self.work.batches as f64 * self.work.batch
@@ -225,19 +225,19 @@ impl Task {
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.phase == Phase::Ended(TaskState::Failed)
+        self.phase == ProgressPhase::Ended(TaskState::Failed)
     }
 
     /// The phase as a word: `waiting`, `running`, `writing`, `paused`, `done`, `failed` or `stopped`.
     pub(super) fn word(&self) -> &'static str {
         match self.phase {
-            Phase::Waiting => "waiting",
-            Phase::Running { .. } if self.is_writing() => "writing",
-            Phase::Running { .. } => "running",
-            Phase::Paused => "paused",
-            Phase::Ended(TaskState::Done) => "done",
-            Phase::Ended(TaskState::Failed) => "failed",
-            Phase::Ended(_) => "stopped",
+            ProgressPhase::Waiting => "waiting",
+            ProgressPhase::Running { .. } if self.is_writing() => "writing",
+            ProgressPhase::Running { .. } => "running",
+            ProgressPhase::Paused => "paused",
+            ProgressPhase::Ended(TaskState::Done) => "done",
+            ProgressPhase::Ended(TaskState::Failed) => "failed",
+            ProgressPhase::Ended(_) => "stopped",
         }
     }
 
@@ -292,7 +292,7 @@ impl RunState {
             }
             RunEvent::Submitted { admitted, .. } => self.tasks.push(Task::of(admitted)),
             RunEvent::Paused { task, .. } => {
-                self.begun(task).into_iter().for_each(|task| task.phase = Phase::Paused);
+                self.begun(task).into_iter().for_each(|task| task.phase = ProgressPhase::Paused);
             }
             RunEvent::Ended { task, state, error, .. } => self.ended(task, state, error),
             RunEvent::Stopping => self.stopping = true,
@@ -333,8 +333,8 @@ impl RunState {
     /// The task, which is running from now on if it was waiting or paused.
     fn begun(&mut self, task: TaskId) -> Option<&mut Task> {
         let task = self.tasks.get_mut(task.0)?;
-        if matches!(task.phase, Phase::Waiting | Phase::Paused) {
-            task.phase = Phase::Running { turn: self.begun };
+        if matches!(task.phase, ProgressPhase::Waiting | ProgressPhase::Paused) {
+            task.phase = ProgressPhase::Running { turn: self.begun };
             self.begun += 1;
         }
         Some(task)
@@ -380,7 +380,7 @@ impl RunState {
 
     fn ended(&mut self, task: TaskId, state: TaskState, error: Option<&str>) {
         let Some(task) = self.tasks.get_mut(task.0) else { return };
-        task.phase = Phase::Ended(state);
+        task.phase = ProgressPhase::Ended(state);
         task.evaluation = None;
         task.error = error.map(ToOwned::to_owned);
     }
@@ -399,7 +399,7 @@ impl RunState {
             return (done, asked.minibatches().max(done));
         }
         let all = |task: &Task| match task.phase {
-            Phase::Ended(TaskState::Done) => task.done,
+            ProgressPhase::Ended(TaskState::Done) => task.done,
             _ => task.steps,
         };
         (self.tasks.iter().map(|task| task.done).sum(), self.tasks.iter().map(all).sum())
@@ -424,18 +424,18 @@ impl RunState {
 
     /// The reason why a task waits, if it waits and the reason is known.
     pub(super) fn waits_for(&self, task: &Task) -> Option<&'static str> {
-        let is_open = |task: &&Task| task.has_begun && !matches!(task.phase, Phase::Ended(_));
+        let is_open = |task: &&Task| task.has_begun && !matches!(task.phase, ProgressPhase::Ended(_));
         match task.phase {
-            Phase::Paused => Some("a command"),
-            Phase::Waiting if task.has_begun => Some("a device"),
-            Phase::Waiting if !self.begins => None,
-            Phase::Waiting if !self.computes => Some("its initial weights"),
-            Phase::Waiting => {
+            ProgressPhase::Paused => Some("a command"),
+            ProgressPhase::Waiting if task.has_begun => Some("a device"),
+            ProgressPhase::Waiting if !self.begins => None,
+            ProgressPhase::Waiting if !self.computes => Some("its initial weights"),
+            ProgressPhase::Waiting => {
                 let open = self.tasks.iter().filter(is_open).count();
                 let limited = self.queued.is_some_and(|most| open >= most);
                 Some(if limited { "another task to end" } else { "host memory" })
             }
-            Phase::Running { .. } | Phase::Ended(_) => None,
+            ProgressPhase::Running { .. } | ProgressPhase::Ended(_) => None,
         }
     }
 
@@ -456,7 +456,7 @@ impl RunState {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.tasks.iter().all(|task| matches!(task.phase, Phase::Ended(_)))
+        self.tasks.iter().all(|task| matches!(task.phase, ProgressPhase::Ended(_)))
     }
 
     /// The task with the best validation during training, and the result; none if the tasks have different measures.

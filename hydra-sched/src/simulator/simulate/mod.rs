@@ -31,7 +31,7 @@
 //!   all threads share the processors evenly.
 //! - Between commitment and promotion is the device's latency. Nothing else takes time.
 
-use self::run::Run;
+use self::run::SimulatedRun;
 use super::{LowerBounds, Read, SimulationError, Workload};
 use crate::policy::{Policy, ShardTaskKind};
 
@@ -74,7 +74,7 @@ pub enum Occupation {
 
 /// One bar of a Gantt chart.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
+pub struct ScheduleSpan {
     /// The device, or the device whose buffer a promotion filled.
     pub device: usize,
     /// The task's index in the workload.
@@ -125,7 +125,7 @@ pub struct Simulation {
     /// The end of each task, in seconds from the start of the run.
     pub finished_s: Vec<f64>,
     /// Every shard task and promotion in the order of their starts, if recorded.
-    pub spans: Vec<Span>,
+    pub spans: Vec<ScheduleSpan>,
     /// Per device: the reads of its shard tasks, in the order of its commitments, if recorded.
     pub reads: Vec<Vec<Read>>,
 }
@@ -172,7 +172,7 @@ pub fn replay(
 ) -> Result<Simulation, SimulationError> {
     workload.check()?;
     let bounds = LowerBounds::of_valid(workload, options.prefetch);
-    let mut run = Run::new((workload, times), policy, options)?;
+    let mut run = SimulatedRun::new((workload, times), policy, options)?;
     run.work()?;
     Ok(run.result(bounds))
 }

@@ -4,15 +4,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use self::downloads::Downloads;
-use self::host_memory::HostMemory;
+use self::host_memory::SimulatedHostMemory;
 use self::memory::UncachedBytes;
 use self::processors::Processors;
-use super::{Occupation, ShardTimes, Simulation, SimulationOptions, Span};
+use super::{Occupation, ScheduleSpan, ShardTimes, Simulation, SimulationOptions};
 use crate::policy::claimable::ordered;
 use crate::policy::{ModelView, Policy};
 use crate::program::ShardTask;
-use crate::simulator::cached::{Cached, CachedPart, Copies, Key};
-use crate::simulator::progress::Model;
+use crate::simulator::cached::{CacheKey, Cached, CachedPart, Copies};
+use crate::simulator::progress::ModelProgress;
 use crate::simulator::sum::Sum;
 use crate::simulator::{LowerBounds, Queue, SimulationError, TaskCost, Workload, WorkloadError};
 
@@ -47,7 +47,7 @@ struct Active {
 }
 
 #[derive(Default)]
-struct Device {
+struct SimulatedDevice {
     active: Option<Active>,
     /// The model that it computes or last computed.
     last: Option<usize>,
@@ -66,7 +66,7 @@ struct Device {
 
 /// An event; simultaneous events are handled in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum SimulatedEvent {
     End {
         device: usize,
     },
@@ -120,36 +120,36 @@ struct Forecast {
     speeds: f64,
 }
 
-pub(super) struct Run<'a> {
+pub(super) struct SimulatedRun<'a> {
     workload: &'a Workload,
     times: &'a ShardTimes,
     policy: &'a mut dyn Policy,
     options: SimulationOptions,
     now_s: f64,
-    events: BinaryHeap<Reverse<(u64, Event)>>,
-    models: Vec<Model>,
-    devices: Vec<Device>,
+    events: BinaryHeap<Reverse<(u64, SimulatedEvent)>>,
+    models: Vec<ModelProgress>,
+    devices: Vec<SimulatedDevice>,
     processors: Processors,
-    host_memory: HostMemory,
+    host_memory: SimulatedHostMemory,
     offers: Offers,
     requests: Requests,
     forecast: Forecast,
     /// The models and shards that read each unit of caching, in order.
-    readers: BTreeMap<Key, Vec<(usize, usize)>>,
+    readers: BTreeMap<CacheKey, Vec<(usize, usize)>>,
     result: Simulation,
 }
 
-impl<'a> Run<'a> {
+impl<'a> SimulatedRun<'a> {
     pub(super) fn new(
         (workload, times): (&'a Workload, &'a ShardTimes),
         policy: &'a mut dyn Policy,
         options: SimulationOptions,
     ) -> Result<Self, WorkloadError> {
-        let model = |task: &TaskCost| -> Result<Model, WorkloadError> {
-            Ok(Model::new(task, task.estimates()?, workload.devices.len()))
+        let model = |task: &TaskCost| -> Result<ModelProgress, WorkloadError> {
+            Ok(ModelProgress::new(task, task.estimates()?, workload.devices.len()))
         };
-        let models: Vec<Model> = workload.tasks.iter().map(model).collect::<Result<_, _>>()?;
-        let left_s = Sum::new(&models.iter().map(Model::left_s).collect::<Vec<f64>>());
+        let models: Vec<ModelProgress> = workload.tasks.iter().map(model).collect::<Result<_, _>>()?;
+        let left_s = Sum::new(&models.iter().map(ModelProgress::left_s).collect::<Vec<f64>>());
         let ranked = fast_first(workload);
         let devices = devices(workload, &ranked);
         let queue = || Queue::new(models.len());
@@ -173,7 +173,7 @@ impl<'a> Run<'a> {
             now_s: 0.0,
             events: BinaryHeap::new(),
             processors: Processors::default(),
-            host_memory: HostMemory::new(workload),
+            host_memory: SimulatedHostMemory::new(workload),
             offers: Offers { queue: queue(), joinable: queue(), cached },
             requests: Requests { ranked, hungry, ..Requests::default() },
             forecast: Forecast { waiting: BTreeMap::new(), left_s, speeds },
@@ -186,7 +186,7 @@ impl<'a> Run<'a> {
 
     pub(super) fn work(&mut self) -> Result<(), SimulationError> {
         for (model, task) in self.workload.tasks.iter().enumerate() {
-            self.events.push(Reverse((ordered(task.arrival_s), Event::Final { model })));
+            self.events.push(Reverse((ordered(task.arrival_s), SimulatedEvent::Final { model })));
         }
         while let Some(Reverse((key, event))) = self.events.pop() {
             self.now_s = unordered(key);
@@ -218,22 +218,22 @@ impl<'a> Run<'a> {
         })
     }
 
-    fn pop_at(&mut self, key: u64) -> Option<Reverse<(u64, Event)>> {
+    fn pop_at(&mut self, key: u64) -> Option<Reverse<(u64, SimulatedEvent)>> {
         let same = self.events.peek().is_some_and(|Reverse((next, _))| *next == key);
         if same { self.events.pop() } else { None }
     }
 
-    fn at(&mut self, time_s: f64, event: Event) {
+    fn at(&mut self, time_s: f64, event: SimulatedEvent) {
         self.events.push(Reverse((ordered(time_s), event)));
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: SimulatedEvent) {
         match event {
-            Event::End { device } => self.end(device),
-            Event::Final { model } => self.release(model),
-            Event::Promoted { device } => self.start(device),
-            Event::Downloaded { device } => self.downloaded(device),
-            Event::Stepped => self.stepped(),
+            SimulatedEvent::End { device } => self.end(device),
+            SimulatedEvent::Final { model } => self.release(model),
+            SimulatedEvent::Promoted { device } => self.start(device),
+            SimulatedEvent::Downloaded { device } => self.downloaded(device),
+            SimulatedEvent::Stepped => self.stepped(),
         }
     }
 
@@ -292,7 +292,7 @@ impl<'a> Run<'a> {
             state.waited_s = final_s - from_s;
         }
         if final_s > self.now_s {
-            self.at(final_s, Event::Final { model });
+            self.at(final_s, SimulatedEvent::Final { model });
         }
     }
 
@@ -301,7 +301,7 @@ impl<'a> Run<'a> {
         let state = &mut self.devices[device];
         let Some(claim) = state.next.filter(|_| state.active.is_none()) else { return };
         if claim.ready_s > self.now_s {
-            self.at(claim.ready_s, Event::Promoted { device });
+            self.at(claim.ready_s, SimulatedEvent::Promoted { device });
             return;
         }
         if !self.take_memory(device, &claim) {
@@ -327,7 +327,7 @@ impl<'a> Run<'a> {
         self.result.first_start_s = self.result.first_start_s.min(self.now_s);
         self.result.promotion_wait_s += waited_s;
         self.record(device, model, &task, Occupation::Compute(task.kind), (self.now_s, end_s));
-        self.at(end_s, Event::End { device });
+        self.at(end_s, SimulatedEvent::End { device });
         self.share_processors();
         if self.options.prefetch {
             self.requests.hungry.insert((true, rank));
@@ -338,8 +338,15 @@ impl<'a> Run<'a> {
     fn record(&mut self, device: usize, task: usize, of: &ShardTask, what: Occupation, at: (f64, f64)) {
         if self.options.record {
             let (start_s, end_s) = at;
-            let span =
-                Span { device, task, minibatch: of.step as u64, shard: of.shard, what, start_s, end_s };
+            let span = ScheduleSpan {
+                device,
+                task,
+                minibatch: of.step as u64,
+                shard: of.shard,
+                what,
+                start_s,
+                end_s,
+            };
             self.result.spans.push(span);
         }
     }
@@ -362,8 +369,8 @@ fn fast_first(workload: &Workload) -> Vec<usize> {
 }
 
 /// The models and shards that read each unit of caching, in order.
-fn readers(workload: &Workload) -> BTreeMap<Key, Vec<(usize, usize)>> {
-    let mut found: BTreeMap<Key, Vec<(usize, usize)>> = BTreeMap::new();
+fn readers(workload: &Workload) -> BTreeMap<CacheKey, Vec<(usize, usize)>> {
+    let mut found: BTreeMap<CacheKey, Vec<(usize, usize)>> = BTreeMap::new();
     for (model, task) in workload.tasks.iter().enumerate() {
         for (shard, cost) in task.shards.iter().enumerate() {
             let parts = CachedPart::of((model, shard), cost, 0);
@@ -373,12 +380,12 @@ fn readers(workload: &Workload) -> BTreeMap<Key, Vec<(usize, usize)>> {
     found
 }
 
-fn devices(workload: &Workload, ranked: &[usize]) -> Vec<Device> {
+fn devices(workload: &Workload, ranked: &[usize]) -> Vec<SimulatedDevice> {
     let mut ranks = vec![0; ranked.len()];
     ranked.iter().enumerate().for_each(|(rank, device)| ranks[*device] = rank);
     let device = |(index, rank): (usize, usize)| {
         let link = if workload.shared_link { 0 } else { index };
-        Device { link, rank, ..Device::default() }
+        SimulatedDevice { link, rank, ..SimulatedDevice::default() }
     };
     ranks.into_iter().enumerate().map(device).collect()
 }

@@ -12,7 +12,7 @@ use crate::simulator::{ShardCost, TaskCost};
 /// A shard task starts after the promotion that its device made for it, and after its own when it was
 /// committed to.
 fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseResult {
-    let mut promoted: Vec<Option<&Span>> = vec![None; workload.devices.len()];
+    let mut promoted: Vec<Option<&ScheduleSpan>> = vec![None; workload.devices.len()];
     let mut saved = 0;
     for span in &result.spans {
         let what = (span.task, span.minibatch, span.shard);
@@ -35,14 +35,14 @@ fn parameters_are_there(workload: &Workload, result: &Simulation) -> TestCaseRes
 
 /// By task, shard and minibatch: the earliest time at which the master weights are final. The host optimizer
 /// updates the shards of earlier backwards in the order of their ends, if gradients arrive without delay.
-fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64), f64> {
-    let mut last: BTreeMap<(usize, usize, u64), &Span> = BTreeMap::new();
-    let backward = |span: &&&Span| span.what == Occupation::Compute(ShardTaskKind::Backward);
+fn finals(workload: &Workload, compute: &[&ScheduleSpan]) -> BTreeMap<(usize, usize, u64), f64> {
+    let mut last: BTreeMap<(usize, usize, u64), &ScheduleSpan> = BTreeMap::new();
+    let backward = |span: &&&ScheduleSpan| span.what == Occupation::Compute(ShardTaskKind::Backward);
     for span in compute.iter().filter(backward) {
         let of = last.entry((span.task, span.shard, span.minibatch)).or_insert(span);
         *of = if span.end_s > of.end_s { span } else { of };
     }
-    let mut backwards: Vec<&Span> = last.into_values().collect();
+    let mut backwards: Vec<&ScheduleSpan> = last.into_values().collect();
     backwards.sort_by(|a, b| a.end_s.total_cmp(&b.end_s));
     let shards = workload.tasks.iter().flat_map(|task| &task.shards);
     let queues = shards.clone().all(|shard| shard.gradients_s == 0.0);
@@ -63,7 +63,12 @@ fn finals(workload: &Workload, compute: &[&Span]) -> BTreeMap<(usize, usize, u64
 
 /// The output of a shard task for the next one of its microbatch pass is on the host, unless that follows on
 /// the same device.
-fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch: bool) -> TestCaseResult {
+fn inputs_are_there(
+    task: &TaskCost,
+    own: &[&ScheduleSpan],
+    compute: &[&ScheduleSpan],
+    prefetch: bool,
+) -> TestCaseResult {
     let program = task.program();
     let tasks: Vec<_> = task.tasks_from(0).collect();
     for (place, of) in tasks.iter().enumerate().filter(|(_, of)| !program.begins_pass(of)) {
@@ -82,8 +87,8 @@ fn inputs_are_there(task: &TaskCost, own: &[&Span], compute: &[&Span], prefetch:
 
 /// At most one microbatch group per replica at a time, and no part of a minibatch or an evaluation before the
 /// end of the previous one.
-fn replicas_are_kept(task: &TaskCost, own: &[&Span]) -> TestCaseResult {
-    let what = |span: &&Span| (span.minibatch, format!("{:?}", span.what), span.shard);
+fn replicas_are_kept(task: &TaskCost, own: &[&ScheduleSpan]) -> TestCaseResult {
+    let what = |span: &&ScheduleSpan| (span.minibatch, format!("{:?}", span.what), span.shard);
     let expected = |of: ShardTask| (of.step as u64, format!("{:?}", Occupation::Compute(of.kind)), of.shard);
     let (mut found, mut expected): (Vec<_>, Vec<_>) =
         (own.iter().map(what).collect(), task.tasks_from(0).map(expected).collect());
@@ -94,7 +99,7 @@ fn replicas_are_kept(task: &TaskCost, own: &[&Span]) -> TestCaseResult {
     prop_assert!(
         own.iter().all(|span| span.start_s == span.end_s || computes(span.start_s) <= task.replicas)
     );
-    let trains = |span: &Span| span.what != Occupation::Compute(ShardTaskKind::Evaluate);
+    let trains = |span: &ScheduleSpan| span.what != Occupation::Compute(ShardTaskKind::Evaluate);
     let mut places: BTreeMap<(u64, bool), (f64, f64)> = BTreeMap::new();
     for span in own {
         let (start_s, end_s) = places.entry((span.minibatch, trains(span))).or_insert((f64::INFINITY, 0.0));
@@ -106,7 +111,7 @@ fn replicas_are_kept(task: &TaskCost, own: &[&Span]) -> TestCaseResult {
 }
 
 /// Models within a minibatch fit on the host together with the master weights of all that have not ended.
-fn host_has_room(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
+fn host_has_room(workload: &Workload, compute: &[&ScheduleSpan]) -> TestCaseResult {
     let Some(host) = workload.host_bytes else { return Ok(()) };
     let (mut minibatches, mut ended_s) = (BTreeMap::new(), vec![0.0f64; workload.tasks.len()]);
     for span in compute {
@@ -128,7 +133,7 @@ fn host_has_room(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
 
 /// Devices never use more processors than there are, and except during host steps nothing is slower than
 /// alone.
-fn processors_are_shared(workload: &Workload, compute: &[&Span]) -> TestCaseResult {
+fn processors_are_shared(workload: &Workload, compute: &[&ScheduleSpan]) -> TestCaseResult {
     let processors = workload.processors.unwrap_or(usize::MAX);
     let mut times = Vec::new();
     for span in compute {
@@ -158,8 +163,8 @@ fn processors_are_shared(workload: &Workload, compute: &[&Span]) -> TestCaseResu
 }
 
 /// Returns whether these spans do not overlap.
-fn in_turn<'a>(spans: impl Iterator<Item = &'a Span>) -> bool {
-    let spans: Vec<&Span> = spans.collect();
+fn in_turn<'a>(spans: impl Iterator<Item = &'a ScheduleSpan>) -> bool {
+    let spans: Vec<&ScheduleSpan> = spans.collect();
     spans.windows(2).all(|pair| pair[0].end_s <= pair[1].start_s)
 }
 
@@ -177,7 +182,7 @@ proptest! {
             prop_assert!(result.makespan_s >= result.bounds.best_s() * (1.0 - 1e-12));
             prop_assert!(result.makespan_s <= workload.at_most_s() * (1.0 + 1e-12));
             prop_assert!(result.spans.iter().all(|span| span.start_s <= span.end_s));
-            let compute: Vec<&Span> = result.spans.iter().filter(|s| !matches!(s.what, Occupation::Promote { .. })).collect();
+            let compute: Vec<&ScheduleSpan> = result.spans.iter().filter(|s| !matches!(s.what, Occupation::Promote { .. })).collect();
             parameters_are_there(&workload, &result)?;
             prop_assert_eq!(result.reads.iter().map(Vec::len).sum::<usize>() as u64, result.shard_tasks);
             let fewest = result.fewest_bytes(&workload);
@@ -189,7 +194,7 @@ proptest! {
             processors_are_shared(&workload, &compute)?;
             let final_s = finals(&workload, &compute);
             for (index, task) in workload.tasks.iter().enumerate() {
-                let own: Vec<&Span> = compute.iter().copied().filter(|s| s.task == index).collect();
+                let own: Vec<&ScheduleSpan> = compute.iter().copied().filter(|s| s.task == index).collect();
                 replicas_are_kept(task, &own)?;
                 if task.replicas == 1 {
                     let order: Vec<_> = own.iter().map(|s| (s.minibatch, s.what, s.shard)).collect();

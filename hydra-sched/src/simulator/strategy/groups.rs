@@ -1,7 +1,7 @@
 //! Models on groups of devices that hold them whole: model, pipeline and data parallelism, and hybrids.
 
 use super::sheet::{Bar, Line, Minibatch, Sheet};
-use super::{DoesNotFit, Outcome, STATE};
+use super::{DoesNotFit, STATE, StrategyOutcome};
 use crate::policy::ShardTaskKind;
 use crate::simulator::{TaskCost, Workload};
 
@@ -21,7 +21,7 @@ pub(super) fn groups(
     size: usize,
     inside: Inside,
     record: bool,
-) -> Result<Outcome, DoesNotFit> {
+) -> Result<StrategyOutcome, DoesNotFit> {
     fits(workload, size)?;
     // Remaining devices that do not form a whole group stay idle.
     let groups: Vec<Vec<usize>> = (0..workload.devices.len() / size)
@@ -51,7 +51,7 @@ pub(super) fn groups(
     Ok(sheet.outcome())
 }
 
-pub(super) fn data_parallel(workload: &Workload, record: bool) -> Outcome {
+pub(super) fn data_parallel(workload: &Workload, record: bool) -> StrategyOutcome {
     let devices: Vec<usize> = (0..workload.devices.len()).collect();
     let speed: f64 = workload.devices.iter().map(|device| device.speed).sum();
     let share = (devices.len() - 1) as f64 / devices.len() as f64;

@@ -10,7 +10,7 @@ use std::fmt;
 
 use self::groups::{Inside, data_parallel, fits, group, groups};
 use self::sheet::{Line, Sheet};
-use super::{SimulationError, SimulationOptions, Span, TaskCost, Workload, simulate};
+use super::{ScheduleSpan, SimulationError, SimulationOptions, TaskCost, Workload, simulate};
 use crate::policy::ShardedLrtf;
 
 mod groups;
@@ -145,7 +145,7 @@ impl Default for PowerModel {
 
 /// The outcome of a strategy.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct StrategyOutcome {
     /// The end of the last model, in seconds from the start.
     pub runtime_s: f64,
     /// Seconds of compute, per device.
@@ -153,10 +153,10 @@ pub struct Outcome {
     /// Bytes that all devices received from each other or from the host, if sizes are known.
     pub moved_bytes: Option<u64>,
     /// The spans of all devices, if recorded.
-    pub spans: Vec<Span>,
+    pub spans: Vec<ScheduleSpan>,
 }
 
-impl Outcome {
+impl StrategyOutcome {
     /// Returns the fraction of all devices' time in which they computed.
     pub fn utilization(&self) -> f64 {
         let all_s = self.runtime_s * self.busy_s.len() as f64;
@@ -182,7 +182,7 @@ pub struct Row {
     /// The strategy.
     pub strategy: Strategy,
     /// The outcome, or the first task that does not fit.
-    pub outcome: Result<Outcome, DoesNotFit>,
+    pub outcome: Result<StrategyOutcome, DoesNotFit>,
 }
 
 /// A model does not fit under a strategy.
@@ -199,7 +199,7 @@ pub struct DoesNotFit {
     pub available: u64,
 }
 
-/// Evaluates every strategy on one workload, with the stated costs; `record` keeps [`Outcome::spans`].
+/// Evaluates every strategy on one workload, with the stated costs; `record` keeps [`StrategyOutcome::spans`].
 ///
 /// # Errors
 /// [`SimulationError::Workload`] if the workload violates a rule of [`Workload::check`].
@@ -236,7 +236,7 @@ fn outcome(
     workload: &Workload,
     strategy: Strategy,
     record: bool,
-) -> Result<Result<Outcome, DoesNotFit>, SimulationError> {
+) -> Result<Result<StrategyOutcome, DoesNotFit>, SimulationError> {
     let devices = workload.devices.len();
     Ok(match strategy {
         Strategy::ModelParallel => groups(workload, devices, Inside::OneByOne, record),
@@ -249,10 +249,10 @@ fn outcome(
     })
 }
 
-fn sharp(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> {
+fn sharp(workload: &Workload, record: bool) -> Result<StrategyOutcome, SimulationError> {
     let options = SimulationOptions { record, ..SimulationOptions::default() };
     let run = simulate(workload, &mut ShardedLrtf, options)?;
-    Ok(Outcome {
+    Ok(StrategyOutcome {
         runtime_s: run.makespan_s,
         busy_s: run.busy_s,
         moved_bytes: run.promoted_bytes,
@@ -261,7 +261,7 @@ fn sharp(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> 
 }
 
 /// Simulates each model alone on one device; the models in sequence, the longest first.
-fn spilled(workload: &Workload, record: bool) -> Result<Outcome, SimulationError> {
+fn spilled(workload: &Workload, record: bool) -> Result<StrategyOutcome, SimulationError> {
     let mut all_runs = Vec::new();
     for cost in &workload.tasks {
         let Workload { shared_link, processors, optimizer_threads, variation, .. } = *workload;
@@ -293,7 +293,7 @@ fn spilled(workload: &Workload, record: bool) -> Result<Outcome, SimulationError
         sheet.free_s[device] = end_s;
         sheet.busy_s[device] += run.busy_s[0];
         sheet.moved = sheet.moved.zip(run.moved_bytes).map(|(a, b)| a.saturating_add(b));
-        let moved = |span: &Span| Span {
+        let moved = |span: &ScheduleSpan| ScheduleSpan {
             device,
             task,
             start_s: span.start_s + start_s,

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::Outcome;
+use super::StrategyOutcome;
 use crate::policy::ShardTaskKind;
-use crate::simulator::{Occupation, Span, Workload};
+use crate::simulator::{Occupation, ScheduleSpan, Workload};
 
 /// The work of the devices so far.
 pub(super) struct Sheet {
@@ -12,7 +12,7 @@ pub(super) struct Sheet {
     pub(super) free_s: Vec<f64>,
     pub(super) busy_s: Vec<f64>,
     pub(super) moved: Option<u64>,
-    pub(super) spans: Vec<Span>,
+    pub(super) spans: Vec<ScheduleSpan>,
 }
 
 impl Sheet {
@@ -35,7 +35,7 @@ impl Sheet {
         let recorded = if self.record { minibatches } else { 0 };
         for minibatch_index in 0..recorded {
             let from_s = start_s + minibatch.length_s * minibatch_index as f64;
-            self.spans.extend(minibatch.bars.iter().map(|bar| Span {
+            self.spans.extend(minibatch.bars.iter().map(|bar| ScheduleSpan {
                 device: bar.device,
                 task,
                 minibatch: minibatch_index,
@@ -47,9 +47,9 @@ impl Sheet {
         }
     }
 
-    pub(super) fn outcome(self) -> Outcome {
+    pub(super) fn outcome(self) -> StrategyOutcome {
         let runtime_s = self.free_s.iter().copied().fold(0.0, f64::max);
-        Outcome { runtime_s, busy_s: self.busy_s, moved_bytes: self.moved, spans: self.spans }
+        StrategyOutcome { runtime_s, busy_s: self.busy_s, moved_bytes: self.moved, spans: self.spans }
     }
 }
 

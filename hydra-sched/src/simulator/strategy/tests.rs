@@ -11,7 +11,7 @@ fn workload(models: usize, shards: usize, devices: usize) -> Workload {
     Workload::new((0..models).map(task).collect(), devices)
 }
 
-fn of(workload: &Workload, strategy: Strategy) -> Outcome {
+fn of(workload: &Workload, strategy: Strategy) -> StrategyOutcome {
     let rows = compare(workload, true).unwrap();
     rows.into_iter().find(|row| row.strategy == strategy).unwrap().outcome.unwrap()
 }
@@ -148,8 +148,12 @@ fn every_strategy_does_all_the_work() {
 
 #[test]
 fn cost_and_energy_follow_from_the_runtime() {
-    let outcome =
-        Outcome { runtime_s: 3600.0, busy_s: vec![3600.0, 0.0], moved_bytes: None, spans: Vec::new() };
+    let outcome = StrategyOutcome {
+        runtime_s: 3600.0,
+        busy_s: vec![3600.0, 0.0],
+        moved_bytes: None,
+        spans: Vec::new(),
+    };
     assert_eq!((outcome.device_hours(), outcome.utilization()), (2.0, 0.5));
     assert!((outcome.energy_kwh(PowerModel::default()) - 0.36).abs() < 1e-12);
 }

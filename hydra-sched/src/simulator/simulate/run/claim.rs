@@ -1,11 +1,11 @@
 //! Claims of a simulated run: the claimable models, and the request of a device.
 
-use super::{Active, Claim, Offers, Run, unordered};
+use super::{Active, Claim, Offers, SimulatedRun, unordered};
 use crate::policy::claimable::ordered;
 use crate::policy::{ModelIndex, ModelView, Request, ShardTaskKind};
 use crate::program::ShardTask;
 use crate::simulator::cached::CachedPart;
-use crate::simulator::progress::Model;
+use crate::simulator::progress::ModelProgress;
 #[cfg(test)]
 use crate::simulator::sum::Sum;
 use crate::simulator::{Occupation, Queue, Read, SimulationError};
@@ -13,7 +13,7 @@ use crate::simulator::{Occupation, Queue, Read, SimulationError};
 /// The maximum number of claimable models in an error.
 const SHOWN: usize = 8;
 
-impl Run<'_> {
+impl SimulatedRun<'_> {
     /// Makes a model claimable, if the master weights for its next shard task are final.
     pub(super) fn release(&mut self, model: usize) {
         self.release_host_memory(model);
@@ -268,7 +268,7 @@ impl Run<'_> {
         let found = queue.iter().filter(there).map(|view| *queue.place(view.model).unwrap());
         assert_eq!(*cached.of(device), found.collect());
         if self.policy.waits() {
-            let left_s: Vec<f64> = self.models.iter().map(Model::left_s).collect();
+            let left_s: Vec<f64> = self.models.iter().map(ModelProgress::left_s).collect();
             assert_eq!(self.forecast.left_s.get(), Sum::new(&left_s).get());
         }
     }
@@ -356,7 +356,7 @@ impl Offers {
     }
 }
 
-fn view(model: usize, state: &Model, next: &ShardTask, continues: bool) -> ModelView {
+fn view(model: usize, state: &ModelProgress, next: &ShardTask, continues: bool) -> ModelView {
     ModelView {
         model: ModelIndex(model),
         remaining_s: state.left_s(),

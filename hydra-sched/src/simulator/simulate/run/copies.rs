@@ -1,11 +1,11 @@
 //! Insertion and eviction of cached copies on a device.
 
-use super::{Active, Claim, Offers, Run};
+use super::{Active, Claim, Offers, SimulatedRun};
 use crate::policy::{CopyUse, ModelIndex};
-use crate::simulator::cached::{CachedPart, Copy, Key};
+use crate::simulator::cached::{CacheKey, CachedPart, Copy};
 use crate::simulator::{DeviceCost, Replacement};
 
-impl Run<'_> {
+impl SimulatedRun<'_> {
     /// Caches a copy of a part that a model's shard task reads on the device, evicting others, if it is not
     /// there.
     pub(super) fn cache(&mut self, device: usize, (model, shard): (usize, usize), part: &CachedPart) {
@@ -16,8 +16,8 @@ impl Run<'_> {
         self.evict_for(device, part.bytes, Some((model, shard)));
         self.devices[device].copies.insert(part);
         match part.key {
-            Key::Own { .. } => self.offers.cached.comes(device, model, part.version),
-            Key::ParamBuffer { .. } | Key::Frozen(_) => self.find_with(device, part.key),
+            CacheKey::Own { .. } => self.offers.cached.comes(device, model, part.version),
+            CacheKey::ParamBuffer { .. } | CacheKey::Frozen(_) => self.find_with(device, part.key),
         }
     }
 
@@ -35,8 +35,8 @@ impl Run<'_> {
         let active = state.active.as_ref().map(|Active { claim, .. }| of(claim));
         let read = [active, state.next.as_ref().map(of), reads];
         let stays = |key| read.iter().flatten().any(|shard| is_of(*shard, key));
-        let readers = |key: Key| readers.get(&key).map_or(&[][..], Vec::as_slice);
-        let worth = |key: Key, copy: &Copy| {
+        let readers = |key: CacheKey| readers.get(&key).map_or(&[][..], Vec::as_slice);
+        let worth = |key: CacheKey, copy: &Copy| {
             if workload.devices[device].replacement == Replacement::LeastRecent {
                 return copy.used as f64;
             }
@@ -49,14 +49,14 @@ impl Run<'_> {
                 let cost_s = workload.promote_part_s(device, model, shard, copy.bytes);
                 CopyUse { next_use_s, cost_per_byte: cost_s / bytes as f64, devices }.worth()
             };
-            let version = (!matches!(key, Key::Frozen(_))).then_some(copy.version);
+            let version = (!matches!(key, CacheKey::Frozen(_))).then_some(copy.version);
             readers(key).iter().map(|reader| of(*reader, version)).fold(0.0, f64::max)
         };
         let waits_for = |(model, shard): (usize, usize)| {
             let index = ModelIndex(model);
             queue.get(index).filter(|view| view.next_shard == shard).and_then(|_| queue.place(index).copied())
         };
-        let goes = |key: Key| {
+        let goes = |key: CacheKey| {
             for reader in readers(key) {
                 waits_for(*reader).iter().for_each(|place| cached.lose(device, reader.0, place));
             }
@@ -66,7 +66,7 @@ impl Run<'_> {
 
     /// Records the queued models that have all their next parameters on a device, now that this copy is
     /// there.
-    fn find_with(&mut self, device: usize, key: Key) {
+    fn find_with(&mut self, device: usize, key: CacheKey) {
         let waits = |(model, shard): &&(usize, usize)| {
             let view = self.offers.queue.get(ModelIndex(*model)).filter(|view| view.next_shard == *shard);
             view.is_some() && self.has_next(device, *model, *shard)
@@ -84,8 +84,9 @@ impl Run<'_> {
     /// shard reads, whose backward comes later.
     pub(super) fn forget_stepped(&mut self, device: usize, model: usize, shard: usize) {
         let cost = &self.workload.tasks[model].shards[shard];
-        let steps = |key: Key| !matches!(key, Key::Frozen(_)) && self.readers[&key][0] == (model, shard);
-        let stale: Vec<Key> =
+        let steps =
+            |key: CacheKey| !matches!(key, CacheKey::Frozen(_)) && self.readers[&key][0] == (model, shard);
+        let stale: Vec<CacheKey> =
             CachedPart::of((model, shard), cost, 0).map(|part| part.key).filter(|key| steps(*key)).collect();
         stale.into_iter().for_each(|key| self.devices[device].copies.forget(key));
     }
@@ -97,7 +98,8 @@ impl Run<'_> {
         }
         let shards = self.workload.tasks[model].shards.iter().enumerate();
         let parts = shards.flat_map(|(shard, cost)| CachedPart::of((model, shard), cost, 0));
-        let own: Vec<Key> = parts.map(|part| part.key).filter(|key| !matches!(key, Key::Frozen(_))).collect();
+        let own: Vec<CacheKey> =
+            parts.map(|part| part.key).filter(|key| !matches!(key, CacheKey::Frozen(_))).collect();
         let waits = |of: &DeviceCost| of.working_bytes.is_some();
         let devices = self.devices.iter_mut().zip(&self.workload.devices).filter(|(_, of)| waits(of));
         for (device, _) in devices {

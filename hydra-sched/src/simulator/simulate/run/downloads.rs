@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Claim, Event, Run};
+use super::{Claim, SimulatedEvent, SimulatedRun};
 use crate::policy::claimable::ordered;
 use crate::program::ShardTask;
 
@@ -21,7 +21,7 @@ struct Download {
     gradients: Option<((usize, ShardTask), u64)>,
 }
 
-impl Run<'_> {
+impl SimulatedRun<'_> {
     /// Downloads the output of a shard task to the host.
     pub(super) fn download_output(&mut self, device: usize, claim: &Claim, bytes: u64) {
         let Claim { model, replica, task, .. } = *claim;
@@ -29,7 +29,7 @@ impl Run<'_> {
         self.leaves(device, bytes, false);
         self.push_download(device, Download { end_s: output_s, bytes, gradients: None });
         if self.models[model].made(replica, &task, output_s) && output_s > self.now_s {
-            self.at(output_s, Event::Final { model });
+            self.at(output_s, SimulatedEvent::Final { model });
         }
     }
 
@@ -65,7 +65,7 @@ impl Run<'_> {
         if download.end_s <= self.now_s {
             return self.downloaded_one(device, download);
         }
-        self.at(download.end_s, Event::Downloaded { device });
+        self.at(download.end_s, SimulatedEvent::Downloaded { device });
         self.devices[device].downloads.queue.push_back(download);
     }
 

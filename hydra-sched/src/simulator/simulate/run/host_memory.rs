@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::Run;
+use super::SimulatedRun;
 use crate::policy::ModelIndex;
 use crate::simulator::Workload;
 
 /// The host memory of models within a minibatch.
-pub(super) struct HostMemory {
+pub(super) struct SimulatedHostMemory {
     /// The free bytes; `None` if the memory is not limited.
     free: Option<u64>,
     /// The models that hold memory.
@@ -16,7 +16,7 @@ pub(super) struct HostMemory {
     shut_out: BTreeSet<usize>,
 }
 
-impl HostMemory {
+impl SimulatedHostMemory {
     pub(super) fn new(workload: &Workload) -> Self {
         let masters = workload.tasks.iter().map(|task| task.masters_bytes).fold(0, u64::saturating_add);
         Self {
@@ -27,7 +27,7 @@ impl HostMemory {
     }
 }
 
-impl Run<'_> {
+impl SimulatedRun<'_> {
     /// Returns whether a model is within a minibatch or could start one. Otherwise it is recorded, and
     /// released when others have freed memory.
     pub(super) fn fits_host(&mut self, model: usize) -> bool {

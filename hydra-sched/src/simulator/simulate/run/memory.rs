@@ -1,6 +1,6 @@
 //! The memory of a device: cached copies, and the working bytes of shard tasks, which may wait for memory.
 
-use super::{Active, Claim, Run};
+use super::{Active, Claim, SimulatedRun};
 use crate::policy::ShardTaskKind;
 use crate::program::ShardTask;
 use crate::simulator::WorkingBytes;
@@ -17,14 +17,14 @@ pub(super) struct UncachedBytes {
     inputs: u64,
     /// Outputs and gradients that are being downloaded.
     leaving: u64,
-    sums: Option<Sums>,
+    sums: Option<WaitingGradients>,
     /// Whether the next shard task has its memory, and waits for processors.
     is_taken: bool,
 }
 
 /// Accumulated gradients on a device that wait for those of the next microbatch.
 #[derive(Clone, Copy)]
-struct Sums {
+struct WaitingGradients {
     model: usize,
     replica: usize,
     /// The backward that computed the last of them.
@@ -36,7 +36,7 @@ struct Sums {
     is_taken: bool,
 }
 
-impl Sums {
+impl WaitingGradients {
     /// Returns whether a shard task of a model's replica can add its gradients to them.
     fn is_before(&self, replica: (usize, usize), next: &ShardTask) -> bool {
         (self.model, self.replica) == replica && self.task.is_microbatch_before(next)
@@ -53,7 +53,7 @@ impl UncachedBytes {
     }
 }
 
-impl Run<'_> {
+impl SimulatedRun<'_> {
     /// The current limit of cached bytes on a device; `None` if no memory is stated.
     pub(super) fn copy_bytes(&self, device: usize) -> Option<u64> {
         let of = &self.workload.devices[device];
@@ -86,7 +86,7 @@ impl Run<'_> {
         let fits = missing == 0 || self.evict_for(device, missing, Some((model, next.shard)));
         let sums = &mut self.devices[device].uncached.sums;
         let in_the_way =
-            |sums: &mut Sums| !fits && !sums.is_taken && !sums.is_before((model, replica), &next);
+            |sums: &mut WaitingGradients| !fits && !sums.is_taken && !sums.is_before((model, replica), &next);
         if let Some(sums) = sums.take_if(in_the_way) {
             self.download_sums(device, sums);
         }
@@ -178,7 +178,7 @@ impl Run<'_> {
     /// them.
     fn leave_gradients(&mut self, device: usize, claim: &Claim, working: WorkingBytes) {
         let Claim { model, replica, task, .. } = *claim;
-        let is_before = |sums: &mut Sums| sums.is_before((model, replica), &task);
+        let is_before = |sums: &mut WaitingGradients| sums.is_before((model, replica), &task);
         let before = self.devices[device].uncached.sums.take_if(is_before);
         let backwards = 1 + before.map_or(0, |sums| sums.backwards);
         // Those of the first microbatch group are added up, but for the last of them.
@@ -192,7 +192,8 @@ impl Run<'_> {
         let may_add = may_add && self.devices[device].uncached.sums.is_none();
         if adds_up && may_add && working.accumulation > 0 {
             let is_taken = next.is_some();
-            let sums = Sums { model, replica, task, bytes: working.accumulation, backwards, is_taken };
+            let sums =
+                WaitingGradients { model, replica, task, bytes: working.accumulation, backwards, is_taken };
             self.devices[device].uncached.sums = Some(sums);
             return self.download_gradients(
                 device,
@@ -211,11 +212,12 @@ impl Run<'_> {
         let adds_up = self.models[model].adds_up;
         for index in if adds_up { 0..self.devices.len() } else { device..device + 1 } {
             let sums = &mut self.devices[index].uncached.sums;
-            let goes_on = |sums: &&mut Sums| index == device && sums.is_before((model, replica), next);
+            let goes_on =
+                |sums: &&mut WaitingGradients| index == device && sums.is_before((model, replica), next);
             if let Some(sums) = sums.as_mut().filter(goes_on) {
                 sums.is_taken = true;
             }
-            let is_over = |sums: &mut Sums| {
+            let is_over = |sums: &mut WaitingGradients| {
                 !sums.is_taken && (index == device || (sums.model, sums.replica) == (model, replica))
             };
             if let Some(sums) = sums.take_if(is_over) {
@@ -224,7 +226,11 @@ impl Run<'_> {
         }
     }
 
-    fn download_sums(&mut self, device: usize, Sums { model, task, bytes, backwards, .. }: Sums) {
+    fn download_sums(
+        &mut self,
+        device: usize,
+        WaitingGradients { model, task, bytes, backwards, .. }: WaitingGradients,
+    ) {
         self.download_gradients(device, (model, task), bytes, backwards);
     }
 

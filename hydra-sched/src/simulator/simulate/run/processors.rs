@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Event, Run};
+use super::{SimulatedEvent, SimulatedRun};
 use crate::policy::claimable::ordered;
 
 /// The use of the processors, the devices that wait for them, and the running and queued steps of the host
@@ -36,7 +36,7 @@ struct Step {
     end_s: f64,
 }
 
-impl Run<'_> {
+impl SimulatedRun<'_> {
     /// Returns whether the host optimizer's threads use the shared processors.
     fn host_shares(&self) -> bool {
         self.workload.processors.is_some() && self.workload.optimizer_threads > 0
@@ -116,7 +116,7 @@ impl Run<'_> {
             let Some(active) = &mut self.devices[device].active else { continue };
             active.end_s = now_s + active.left_s.max(0.0) / share;
             let end_s = active.end_s;
-            self.at(end_s, Event::End { device });
+            self.at(end_s, SimulatedEvent::End { device });
         }
         self.time_steps();
     }
@@ -129,7 +129,7 @@ impl Run<'_> {
             self.progress();
             let from_s = self.result.finished_s[model];
             self.processors.steps.push_back(Step { model, shard, from_s, left_s: step_s, end_s });
-            self.at(end_s, Event::Stepped);
+            self.at(end_s, SimulatedEvent::Stepped);
         }
         end_s
     }
@@ -152,7 +152,7 @@ impl Run<'_> {
             end_s += step.left_s.max(0.0) / share;
             step.end_s = end_s;
             let (model, shard, from_s) = (step.model, step.shard, step.from_s);
-            self.at(end_s, Event::Stepped);
+            self.at(end_s, SimulatedEvent::Stepped);
             self.finish(model, shard, from_s, end_s);
             self.wait(model);
         }
