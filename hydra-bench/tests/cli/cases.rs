@@ -86,15 +86,15 @@ impl Run {
             .any(|word| err.contains(&word.as_str().unwrap().to_lowercase()))
     }
 
-    /// What matrix products hold of a device, which depends on the processor, if a run was refused because its budget is
-    /// smaller.
+    /// What matrix products hold of a device, which depends on the processor, if a run was refused and they hold more
+    /// than half of its budget.
     fn held_by_products(&self) -> Option<ByteSize> {
         let (before, _) = self.err.split_once(" that are always in use on the device")?;
         let (_, held) = before.rsplit_once("including ")?;
         let (_, budget) = self.err.split_once("and the budget is ")?;
         let (budget, _) = budget.split_once(" bytes")?;
         let held: ByteSize = held.replace(' ', "").parse().ok()?;
-        (held.bytes() > budget.parse().ok()?).then_some(held)
+        (held.bytes() > budget.parse::<u64>().ok()? / 2).then_some(held)
     }
 
     fn shortfall(&self, expect: &Value) -> Option<String> {
@@ -111,7 +111,7 @@ impl Run {
         }
         if let Some(held) = self.held_by_products() {
             println!(
-                "skipped: matrix products hold {held} of each device on this processor, more than the budget"
+                "skipped: matrix products hold {held} of each device on this processor, more than half of the budget"
             );
             return None;
         }

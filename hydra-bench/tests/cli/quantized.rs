@@ -60,6 +60,30 @@ fn a_killed_run_on_a_base_in_nf4_goes_on_to_the_same_bits() {
     }
 }
 
+/// The blocks of this model have three pieces of a buffer, whose codes are within one piece on the disk.
+#[test]
+fn adapters_on_a_base_of_several_pieces_on_the_disk_are_written() {
+    let root = TempDir::new().unwrap();
+    let model = root.path().join("gpt2.json");
+    let config = r#"{"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": 256}"#;
+    fs::write(&model, config).unwrap();
+    let trained = |name: &str, memory: &str| {
+        let out = root.path().join(name);
+        noted(&format!(
+            "train --model {} --tokenizer bytes --base nf4 --lora 4 --batch 2 --context 16 --steps 2 --devices cpu:1x1 \
+             --device-memory 64MiB --cuts 1,2,3,4,5 --no-initial-validation --eval-limit 2 {memory} --out {}",
+            model.display(),
+            out.display()
+        ));
+        json(&out.join("report.json"))["tasks"][0].clone()
+    };
+    let in_memory = trained("memory", "");
+    let on_disk = trained("disk", "--host-memory 6MiB --disk-memory 64MiB");
+    assert_eq!(in_memory["disk_bytes"].as_u64(), Some(0));
+    assert!(on_disk["disk_bytes"].as_u64() > Some(1 << 20), "the base is in memory: {on_disk:#}");
+    assert_eq!(results(&on_disk), results(&in_memory));
+}
+
 #[test]
 fn a_killed_run_with_moments_in_8_bits_goes_on_to_the_same_bits() {
     let run = "--batch 8 --accumulate 2 --context 32 --lr 3e-3 --optimizer adamw8bit";

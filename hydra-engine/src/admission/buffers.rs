@@ -32,12 +32,22 @@ pub(crate) fn initial_bytes(chain: &Chain, buffer: usize) -> u64 {
 }
 
 /// The bytes of a buffer that the writer has in memory at a time: `f32` values, of a piece or of the `whole` buffer, and
-/// the piece that they are widened from.
+/// the words that a piece is widened from.
 pub(super) fn read_bytes(buffer: &ParamBufferLayout, whole: bool) -> u64 {
-    let piece = buffer.elements.min(PIECE);
-    let narrow = if buffer.encoding == Encoding::Masters { 0 } else { buffer.bytes_of(0..piece).len() };
-    let wide = if whole { buffer.elements } else { piece } * size_of::<f32>();
-    (wide + narrow) as u64
+    let wide = if whole { buffer.elements } else { buffer.elements.min(PIECE) };
+    let narrow = if buffer.encoding == Encoding::Masters { 0 } else { widened_words(buffer) };
+    (wide * size_of::<f32>() + narrow * size_of::<u16>()) as u64
+}
+
+/// The most words that are read to widen a piece of a buffer: a disk is read in whole pieces of words, whose checksums are
+/// verified, and a piece of a quantized buffer has words within one or two of them.
+fn widened_words(buffer: &ParamBufferLayout) -> usize {
+    let all = buffer.words_of(0..buffer.elements).end;
+    let of_piece = |start: usize| {
+        let words = buffer.words_of(start..buffer.elements.min(start + PIECE));
+        words.end.next_multiple_of(PIECE).min(all) - words.start / PIECE * PIECE
+    };
+    (0..buffer.elements).step_by(PIECE).map(of_piece).max().unwrap_or(0)
 }
 
 /// Returns whether the writer of a task's model reads whole buffers.
