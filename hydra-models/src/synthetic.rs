@@ -42,12 +42,16 @@ pub(crate) fn batch(
 /// Runs a chain whole or cut, for the tests of small chains.
 #[cfg(test)]
 pub(crate) mod testing {
+    use crate::ops;
+    use crate::weights::WEIGHTS;
     use burn::tensor::Device;
     use hydra_core::{
         BackwardFrom, Batch, BufferParam, Chain, Dataset, FloatType, HostActivation, HostTensor,
         LayerGradients, Pass, backward_range, forward_range, promote_layers,
     };
+    use std::collections::BTreeSet;
     use std::ops::Range;
+    use std::path::Path;
 
     type Bytes = Vec<bytes::Bytes>;
 
@@ -175,6 +179,31 @@ pub(crate) mod testing {
                 assert!(near, "{}, {}: {found} for {expected}", chain.name(), param.name);
             }
         }
+    }
+
+    /// Three sequences of 40 ids of a vocabulary of 256; some targets are ignored.
+    pub fn ids_of_256() -> Batch {
+        let ids: Vec<i32> = (0..3 * 40).map(|i| (i * 37 + i / 7) % 256).collect();
+        let targets =
+            ids.iter().zip(0..).map(|(id, i)| if i % 5 == 3 { ops::IGNORED } else { *id }).collect();
+        let of = |ids| HostActivation::of(HostTensor::int(ids, [3, 40]));
+        Batch { inputs: of(ids), targets: of(targets), items: 3, loss_targets: 3 * 39, units: 3 * 40 }
+    }
+
+    /// The same with two examples in each sequence.
+    pub fn packed_ids_of_256() -> Batch {
+        let mut packed = ids_of_256();
+        let positions = (0..3).flat_map(|_| (0..25).chain(0..15)).collect();
+        packed.inputs.parts.push(HostTensor::int(positions, [3, 40]));
+        packed
+    }
+
+    /// The names, shapes and bytes of the tensors in a written model.
+    pub fn tensors_in(dir: &Path) -> BTreeSet<(String, Vec<usize>, Vec<u8>)> {
+        let bytes = std::fs::read(dir.join(WEIGHTS)).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let tensors = file.tensors().into_iter();
+        tensors.map(|(name, of)| (name, of.shape().to_vec(), of.data().to_vec())).collect()
     }
 
     /// A batch of labelled sequences of tokens in one row, with their positions.

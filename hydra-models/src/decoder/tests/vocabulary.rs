@@ -2,10 +2,10 @@
 
 use crate::decoder::testing::{ParamBuffers, config};
 use crate::decoder::{DecoderConfig, DecoderDir, DecoderWriter, chain};
-use crate::ops;
-use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
-use crate::weights::WEIGHTS;
-use hydra_core::{Batch, Chain, HostActivation, HostTensor, ModelWriter};
+use crate::synthetic::testing::{
+    backward, bf16_agrees, ids_of_256, packed_ids_of_256, shards_agree, tensors_in, with_threads,
+};
+use hydra_core::{Chain, ModelWriter};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -16,14 +16,6 @@ fn model(tied: bool, parts: usize) -> DecoderConfig {
         "tie_word_embeddings": tied,
     }));
     DecoderConfig { vocabulary_parts: parts, ..whole }
-}
-
-/// Ids of the whole vocabulary; some targets are ignored.
-fn batch() -> Batch {
-    let ids: Vec<i32> = (0..3 * 40).map(|i| (i * 37 + i / 7) % 256).collect();
-    let targets = ids.iter().zip(0..).map(|(id, i)| if i % 5 == 3 { ops::IGNORED } else { *id }).collect();
-    let of = |ids| HostActivation::of(HostTensor::int(ids, [3, 40]));
-    Batch { inputs: of(ids), targets: of(targets), items: 3, loss_targets: 3 * 39, units: 3 * 40 }
 }
 
 /// A directory with the model of seed 7, written by a chain with this many parts.
@@ -44,7 +36,7 @@ fn read(dir: &TempDir, parts: usize) -> Chain {
 fn a_cut_model_computes_what_the_whole_one_does() {
     for tied in [true, false] {
         let dir = written(tied, 1);
-        let (whole, batch) = (backward(&read(&dir, 1), &batch()), batch());
+        let (whole, batch) = (backward(&read(&dir, 1), &ids_of_256()), ids_of_256());
         for parts in [2, 3, 7] {
             let cut = backward(&read(&dir, parts), &batch);
             assert!((cut.0 - whole.0).abs() < 1e-6 * whole.0, "{} for {} in {parts}", cut.0, whole.0);
@@ -74,7 +66,7 @@ fn a_cut_model_computes_what_the_whole_one_does() {
 #[test]
 fn bits_depend_neither_on_cuts_nor_on_threads() {
     for tied in [true, false] {
-        let (chain, batch) = (chain(&model(tied, 3), None).unwrap(), batch());
+        let (chain, batch) = (chain(&model(tied, 3), None).unwrap(), ids_of_256());
         assert_eq!((chain.len(), chain.targets_from()), (3 + 2 + 3, 5));
         for cuts in [&[0, 1, 2, 3, 4, 5, 6, 7, 8][..], &[0, 2, 6, 8], &[0, 5, 8], &[0, 3, 7, 8]] {
             shards_agree(&chain, &batch, cuts);
@@ -86,18 +78,16 @@ fn bits_depend_neither_on_cuts_nor_on_threads() {
 
 #[test]
 fn several_examples_in_a_row_are_told_apart() {
-    let mut packed = batch();
-    let positions = (0..3).flat_map(|_| (0..25).chain(0..15)).collect();
-    packed.inputs.parts.push(HostTensor::int(positions, [3, 40]));
+    let packed = packed_ids_of_256();
     let dir = written(true, 1);
     let (whole, cut) = (backward(&read(&dir, 1), &packed), backward(&read(&dir, 3), &packed));
-    assert!((cut.0 - whole.0).abs() < 1e-6 * whole.0 && cut.0 != backward(&read(&dir, 3), &batch()).0);
+    assert!((cut.0 - whole.0).abs() < 1e-6 * whole.0 && cut.0 != backward(&read(&dir, 3), &ids_of_256()).0);
     shards_agree(&read(&dir, 3), &packed, &[0, 1, 3, 6, 8]);
 }
 
 #[test]
 fn it_computes_in_bf16() {
-    bf16_agrees(|| chain(&model(false, 3), None).unwrap(), &batch(), &[0, 1, 4, 6, 8]);
+    bf16_agrees(|| chain(&model(false, 3), None).unwrap(), &ids_of_256(), &[0, 1, 4, 6, 8]);
 }
 
 #[test]
@@ -108,16 +98,7 @@ fn files_have_whole_tables_whatever_the_parts() {
         let chain = read(&whole, 3);
         let writer = DecoderWriter::from(&DecoderDir::open(whole.path()).unwrap());
         writer.write(&chain, &ParamBuffers::of(&chain, 0), again.path()).unwrap();
-        let bytes = |dir: &TempDir| {
-            let bytes = std::fs::read(dir.path().join(WEIGHTS)).unwrap();
-            let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-            let all = tensors
-                .tensors()
-                .into_iter()
-                .map(|(name, of)| (name, of.shape().to_vec(), of.data().to_vec()));
-            all.collect::<std::collections::BTreeSet<_>>()
-        };
-        assert_eq!(bytes(&again), bytes(&whole));
+        assert_eq!(tensors_in(again.path()), tensors_in(whole.path()));
         assert_eq!(ParamBuffers::of(&read(&again, 5), 0), ParamBuffers::of(&read(&whole, 5), 0));
     }
 }

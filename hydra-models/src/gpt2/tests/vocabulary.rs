@@ -2,10 +2,10 @@
 
 use crate::gpt2::testing::ParamBuffers;
 use crate::gpt2::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, hf_name};
-use crate::ops;
-use crate::synthetic::testing::{backward, bf16_agrees, shards_agree, with_threads};
-use crate::weights::WEIGHTS;
-use hydra_core::{Batch, Chain, HostActivation, HostTensor, ModelWriter};
+use crate::synthetic::testing::{
+    backward, bf16_agrees, ids_of_256, packed_ids_of_256, shards_agree, tensors_in, with_threads,
+};
+use hydra_core::{Chain, ModelWriter};
 use tempfile::TempDir;
 
 /// A model with a table of 256 rows in this many parts.
@@ -18,22 +18,6 @@ fn model(parts: usize, dropout: f64) -> Gpt2Config {
         resid_pdrop: dropout,
         ..Gpt2Config::preset("bytes-tiny").unwrap()
     }
-}
-
-/// Ids of the whole vocabulary; some targets are ignored.
-fn batch() -> Batch {
-    let ids: Vec<i32> = (0..3 * 40).map(|i| (i * 37 + i / 7) % 256).collect();
-    let targets = ids.iter().zip(0..).map(|(id, i)| if i % 5 == 3 { ops::IGNORED } else { *id }).collect();
-    let of = |ids| HostActivation::of(HostTensor::int(ids, [3, 40]));
-    Batch { inputs: of(ids), targets: of(targets), items: 3, loss_targets: 3 * 39, units: 3 * 40 }
-}
-
-/// The same with several examples in a row.
-fn packed() -> Batch {
-    let mut packed = batch();
-    let positions = (0..3).flat_map(|_| (0..25).chain(0..15)).collect();
-    packed.inputs.parts.push(HostTensor::int(positions, [3, 40]));
-    packed
 }
 
 /// A directory with the model of seed 7, written by a chain with this many parts.
@@ -69,7 +53,7 @@ fn in_order(chain: &Chain, gradients: &[Vec<f32>]) -> Vec<(String, Vec<f32>)> {
 #[test]
 fn a_cut_model_computes_what_the_whole_one_does() {
     let dir = written(1);
-    for batch in [batch(), packed()] {
+    for batch in [ids_of_256(), packed_ids_of_256()] {
         let chain = read(&dir, 1);
         let whole = backward(&chain, &batch);
         let expected = in_order(&chain, &whole.1);
@@ -87,12 +71,12 @@ fn a_cut_model_computes_what_the_whole_one_does() {
             }
         }
     }
-    assert_ne!(backward(&read(&dir, 3), &batch()).0, backward(&read(&dir, 3), &packed()).0);
+    assert_ne!(backward(&read(&dir, 3), &ids_of_256()).0, backward(&read(&dir, 3), &packed_ids_of_256()).0);
 }
 
 #[test]
 fn bits_depend_neither_on_cuts_nor_on_threads_with_dropout() {
-    for batch in [batch(), packed()] {
+    for batch in [ids_of_256(), packed_ids_of_256()] {
         let chain = chain(&model(3, 0.1), None).unwrap();
         assert_eq!((chain.len(), chain.targets_from()), (3 + 2 + 3, 5));
         for cuts in [&[0, 1, 2, 3, 4, 5, 6, 7, 8][..], &[0, 2, 6, 8], &[0, 5, 8], &[0, 3, 7, 8]] {
@@ -105,7 +89,7 @@ fn bits_depend_neither_on_cuts_nor_on_threads_with_dropout() {
 
 #[test]
 fn it_computes_in_bf16() {
-    bf16_agrees(|| chain(&model(3, 0.1), None).unwrap(), &batch(), &[0, 1, 4, 6, 8]);
+    bf16_agrees(|| chain(&model(3, 0.1), None).unwrap(), &ids_of_256(), &[0, 1, 4, 6, 8]);
 }
 
 #[test]
@@ -114,14 +98,7 @@ fn files_have_whole_tables_whatever_the_parts() {
     let writer = Gpt2Writer::from(&Gpt2Dir::open(whole.path()).unwrap());
     let chain = read(&whole, 3);
     writer.write(&chain, &ParamBuffers::of(&chain, 0), again.path()).unwrap();
-    let tensors = |dir: &TempDir| {
-        let bytes = std::fs::read(dir.path().join(WEIGHTS)).unwrap();
-        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let all =
-            file.tensors().into_iter().map(|(name, of)| (name, of.shape().to_vec(), of.data().to_vec()));
-        all.collect::<std::collections::BTreeSet<_>>()
-    };
-    assert_eq!(tensors(&again), tensors(&whole));
+    assert_eq!(tensors_in(again.path()), tensors_in(whole.path()));
     assert_eq!(ParamBuffers::of(&read(&again, 5), 0), ParamBuffers::of(&read(&whole, 5), 0));
 }
 
