@@ -75,5 +75,5 @@ pub use store::{
     DeviceMasters, DeviceMoment, DeviceNarrow, DeviceResidentStore, DeviceWriter, DiskStore, DramStore,
     Files, Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart, Moment, PIECE, ParamBufferId,
     ParamBufferKind, ParamBufferView, ParamBufferWriter, Rewrite, SharedStore, SourceFile, SpillError,
-    TierStore, ViewOf,
+    TierStore, ViewOf, covering,
 };

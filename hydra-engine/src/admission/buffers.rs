@@ -4,7 +4,7 @@ use crate::train_task::TrainTask;
 use hydra_core::{Chain, Encoding, FloatType, ParamBufferLayout, TrainSpec};
 use hydra_partition::{PartitionPlan, ShardPlan};
 use hydra_sched::ParamBufferCost;
-use hydra_spill::{PIECE, ParamBufferId};
+use hydra_spill::{PIECE, ParamBufferId, covering};
 use std::ops::Range;
 
 /// The bytes of a buffer's masters: parameters, their narrow (rounded) copy if any, and optimizer moments.
@@ -39,13 +39,13 @@ pub(super) fn read_bytes(buffer: &ParamBufferLayout, whole: bool) -> u64 {
     (wide * size_of::<f32>() + narrow * size_of::<u16>()) as u64
 }
 
-/// The most words that are read to widen a piece of a buffer: a disk is read in whole pieces of words, whose checksums are
-/// verified, and a piece of a quantized buffer has words within one or two of them.
+/// The most words that are read to widen a piece of a buffer: a disk is read in whole pieces of words, and a piece of a
+/// quantized buffer has words within one or two of them.
 fn widened_words(buffer: &ParamBufferLayout) -> usize {
     let all = buffer.words_of(0..buffer.elements).end;
     let of_piece = |start: usize| {
         let words = buffer.words_of(start..buffer.elements.min(start + PIECE));
-        words.end.next_multiple_of(PIECE).min(all) - words.start / PIECE * PIECE
+        covering(&words, all, PIECE).len()
     };
     (0..buffer.elements).step_by(PIECE).map(of_piece).max().unwrap_or(0)
 }

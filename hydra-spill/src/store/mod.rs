@@ -40,6 +40,12 @@ pub use shared::{Files, Hashes, SharedStore};
 /// and are not needed whole.
 pub const PIECE: usize = BUFFER_PART;
 
+/// Returns the elements of the pieces of a buffer of `len` elements that contain some of these `elements`: what a store on the
+/// disk reads for them, because it verifies the checksums of whole pieces.
+pub fn covering(elements: &Range<usize>, len: usize, piece: usize) -> Range<usize> {
+    elements.start / piece * piece..elements.end.next_multiple_of(piece).min(len)
+}
+
 /// A store of buffers.
 ///
 /// Implementations keep them in host memory, in files or in the memory of a device. In every tier, a read

@@ -2,6 +2,7 @@
 //! parts, so that a piece can be read and written on its own.
 
 use crate::memory::aligned::AlignedBytes;
+use crate::store::covering;
 use crate::{Budget, Floats, Masters, MastersPart, Moment, NarrowFloats, ParamBufferId, SpillError};
 use hydra_core::FloatType;
 use hydra_core::optimizer::MomentLayout;
@@ -249,8 +250,7 @@ impl FileSlot {
 
     /// The elements of all pieces that contain some of these elements.
     pub fn covering(&self, elements: &Range<usize>, shape: &Shape) -> Range<usize> {
-        let piece = self.scratch.piece;
-        elements.start / piece * piece..elements.end.next_multiple_of(piece).min(shape.len())
+        covering(elements, shape.len(), self.scratch.piece)
     }
 
     /// Panics if these elements are not whole pieces of the buffer.
