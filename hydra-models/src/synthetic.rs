@@ -198,6 +198,17 @@ pub(crate) mod testing {
         packed
     }
 
+    /// Asserts that a chain of a vocabulary in three parts and of two blocks has the same bits however it is cut, and on
+    /// one and on three threads.
+    pub fn split_vocabulary_agrees(chain: &Chain, batch: &Batch) {
+        assert_eq!((chain.len(), chain.targets_from()), (3 + 2 + 3, 5));
+        for cuts in [&[0, 1, 2, 3, 4, 5, 6, 7, 8][..], &[0, 2, 6, 8], &[0, 5, 8], &[0, 3, 7, 8]] {
+            shards_agree(chain, batch, cuts);
+        }
+        let one = with_threads(1, || backward(chain, batch));
+        assert_eq!(one, with_threads(3, || backward(chain, batch)));
+    }
+
     /// The names, shapes and bytes of the tensors in a written model.
     pub fn tensors_in(dir: &Path) -> BTreeSet<(String, Vec<usize>, Vec<u8>)> {
         let bytes = std::fs::read(dir.join(WEIGHTS)).unwrap();

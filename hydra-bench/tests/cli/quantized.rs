@@ -3,9 +3,9 @@
 
 use crate::adapters::BASE;
 use crate::common::{json, kill_and_resume, noted, results};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 const CUT: &str = "--devices cpu:2x1 --device-memory 64MiB --cuts 1,2,3";
@@ -60,13 +60,21 @@ fn a_killed_run_on_a_base_in_nf4_goes_on_to_the_same_bits() {
     }
 }
 
+/// Writes the configuration of a GPT-2 with blocks of 790 thousand parameters.
+fn gpt2(dir: &Path, blocks: usize) -> PathBuf {
+    let config = json!({
+        "model_type": "gpt2", "n_embd": 256, "n_layer": blocks, "n_head": 4, "n_positions": 32, "vocab_size": 256,
+    });
+    let file = dir.join("gpt2.json");
+    fs::write(&file, config.to_string()).unwrap();
+    file
+}
+
 /// The blocks of this model have three pieces of a buffer, whose codes are within one piece on the disk.
 #[test]
 fn adapters_on_a_base_of_several_pieces_on_the_disk_are_written() {
     let root = TempDir::new().unwrap();
-    let model = root.path().join("gpt2.json");
-    let config = r#"{"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 32, "vocab_size": 256}"#;
-    fs::write(&model, config).unwrap();
+    let model = gpt2(root.path(), 4);
     let trained = |name: &str, memory: &str| {
         let out = root.path().join(name);
         noted(&format!(
@@ -104,9 +112,7 @@ fn lengths(model: &Path) -> Vec<u64> {
 #[test]
 fn explain_predicts_the_host_memory_of_moments_in_8_bits() {
     let root = TempDir::new().unwrap();
-    let model = root.path().join("gpt2.json");
-    let config = r#"{"model_type": "gpt2", "n_embd": 256, "n_layer": 1, "n_head": 4, "n_positions": 32, "vocab_size": 256}"#;
-    fs::write(&model, config).unwrap();
+    let model = gpt2(root.path(), 1);
     let measured = |optimizer: &str| {
         let run = format!(
             "--model {} --tokenizer bytes --optimizer {optimizer} --batch 2 --context 16 --steps 2 --devices cpu:1x1 \

@@ -3,7 +3,7 @@
 use crate::gpt2::testing::ParamBuffers;
 use crate::gpt2::{Gpt2Config, Gpt2Dir, Gpt2Writer, chain, hf_name};
 use crate::synthetic::testing::{
-    backward, bf16_agrees, ids_of_256, packed_ids_of_256, shards_agree, tensors_in, with_threads,
+    backward, bf16_agrees, ids_of_256, packed_ids_of_256, split_vocabulary_agrees, tensors_in,
 };
 use hydra_core::{Chain, ModelWriter};
 use tempfile::TempDir;
@@ -77,13 +77,7 @@ fn a_cut_model_computes_what_the_whole_one_does() {
 #[test]
 fn bits_depend_neither_on_cuts_nor_on_threads_with_dropout() {
     for batch in [ids_of_256(), packed_ids_of_256()] {
-        let chain = chain(&model(3, 0.1), None).unwrap();
-        assert_eq!((chain.len(), chain.targets_from()), (3 + 2 + 3, 5));
-        for cuts in [&[0, 1, 2, 3, 4, 5, 6, 7, 8][..], &[0, 2, 6, 8], &[0, 5, 8], &[0, 3, 7, 8]] {
-            shards_agree(&chain, &batch, cuts);
-        }
-        let one = with_threads(1, || backward(&chain, &batch));
-        assert_eq!(one, with_threads(3, || backward(&chain, &batch)));
+        split_vocabulary_agrees(&chain(&model(3, 0.1), None).unwrap(), &batch);
     }
 }
 
