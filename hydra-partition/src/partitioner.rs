@@ -226,8 +226,8 @@ impl<'a> PilotPartitioner<'a> {
         Ok(())
     }
 
-    /// Runs every shard of the plan several times, and records the typical times of its passes;
-    /// [`verify`](Self::verify) runs it once. Equal shards are run once, as there.
+    /// Runs every shard of the plan on a batch as it is, after a forward to warm up, and records the times of its
+    /// passes; [`verify`](Self::verify) runs the worst case. Equal shards are run once, as there.
     ///
     /// # Errors
     /// [`PartitionError::OtherChain`] if the plan is for another chain, and those of

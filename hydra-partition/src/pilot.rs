@@ -114,7 +114,8 @@ pub(crate) enum Repetitions {
     Rehearsed,
     /// Two forwards, to check that the output is repeatable.
     Repeated,
-    /// Two forwards as in a training run, which skips work that the batch does not require; for times.
+    /// As in a training run, which skips work that the batch does not require: a forward to warm up, a forward and a
+    /// backward; for times.
     Timed,
     /// One run.
     Plain,
@@ -383,10 +384,8 @@ impl Staged<'_> {
             seconds
         };
         let forward_s = match repetitions {
-            Repetitions::Plain => first_s,
-            Repetitions::Rehearsed | Repetitions::Repeated | Repetitions::Timed => {
-                usual_s(first_s, &mut again)
-            }
+            Repetitions::Plain | Repetitions::Timed => first_s,
+            Repetitions::Rehearsed | Repetitions::Repeated => usual_s(first_s, &mut again),
         };
         let differs = before.is_some_and(|before| before != digest(&output));
         // The metrics of an evaluation may take more than the loss.
@@ -421,10 +420,8 @@ impl Staged<'_> {
             again.seconds
         };
         let seconds = match repetitions {
-            Repetitions::Plain => measured.seconds,
-            Repetitions::Rehearsed | Repetitions::Repeated | Repetitions::Timed => {
-                usual_s(measured.seconds, &mut again)
-            }
+            Repetitions::Plain | Repetitions::Timed => measured.seconds,
+            Repetitions::Rehearsed | Repetitions::Repeated => usual_s(measured.seconds, &mut again),
         };
         RanBack { held, seconds, peak, ..measured }
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 const LONGEST_S: f64 = 1.0;
 /// The least and the most rounds over all plans. For each shard, the middle half of its times counts, since a few may
 /// be disturbed.
-const ROUNDS: std::ops::Range<usize> = 3..30;
+const ROUNDS: std::ops::Range<usize> = 5..100;
 /// Seconds of shard tasks after which no further round starts. Several rounds average over slow and fast moments of a
 /// machine.
 const ENOUGH_S: f64 = 2.0;
