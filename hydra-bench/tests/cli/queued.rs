@@ -69,10 +69,10 @@ fn forty_configurations_in_a_quarter_of_their_memory_have_the_weights_of_plenty(
 
 #[test]
 fn a_configuration_that_can_never_fit_is_left_out_and_the_others_are_trained() {
-    // A minibatch of 512 items does not fit on the device, one of four does.
+    // A minibatch of 128 items does not fit on the device, one of four does.
     let root = tempfile::tempdir().unwrap();
     let out = root.path().join("run");
-    let arguments = "select --model bytes-tiny --batch 4,512 --lr 1e-3 --context 32 --steps 2 --eval-limit 2 --devices cpu:1x1 \
+    let arguments = "select --model bytes-tiny --batch 4,128 --lr 1e-3 --context 32 --steps 2 --eval-limit 2 --devices cpu:1x1 \
          --device-memory 8MiB";
     let with = |more: &'static str| -> Vec<&str> {
         let more = more.split_whitespace().chain(["--out", out.to_str().unwrap()]);
@@ -83,19 +83,19 @@ fn a_configuration_that_can_never_fit_is_left_out_and_the_others_are_trained() {
         1,
         &[
             "the run was refused; it fits with one of these (each was planned): --device-memory ",
-            "task `b512`",
+            "task `b128`",
         ],
     );
     assert!(!out.exists());
     let output = hydra(&with("")).output().unwrap();
     let (shown, said) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("error: 1 of 2 tasks failed") && said.contains("b512 was skipped: layer `"));
-    assert!(shown.lines().any(|line| line.contains("b512") && line.ends_with("skipped")), "{shown}");
+    assert!(said.contains("error: 1 of 2 tasks failed") && said.contains("b128 was skipped: layer `"));
+    assert!(shown.lines().any(|line| line.contains("b128") && line.ends_with("skipped")), "{shown}");
     let report = json(&out.join("report.json"));
-    assert_eq!(report["skipped"][0]["config"]["batch"], 512);
+    assert_eq!(report["skipped"][0]["config"]["batch"], 128);
     let events = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
-    assert!(events.lines().any(|line| line.contains("skipped") && line.contains("b512")), "{events}");
+    assert!(events.lines().any(|line| line.contains("skipped") && line.contains("b128")), "{events}");
     assert_eq!(report["tasks"][0]["state"], "done");
     // Only the skipped task is left.
     let again = hydra(&["resume", out.to_str().unwrap(), "--device-memory", "1GiB"]).output().unwrap();

@@ -1,7 +1,7 @@
 //! Runs with random models, budgets, devices, links, disks and policies. No device exceeds its budget, its unreserved
 //! bytes are less than the margin, and every result is bit-exact with the plain loop.
 //!
-//! `HYDRA_DRAWS` is the number of runs, twenty by default.
+//! `HYDRA_DRAWS` is the number of runs, twelve by default.
 
 use crate::alone;
 use crate::common::{Settings, adamw, adapted_chain, spirals};
@@ -281,7 +281,7 @@ prop_compose! {
 }
 
 fn draws() -> ProptestConfig {
-    let cases = std::env::var("HYDRA_DRAWS").ok().and_then(|draws| draws.parse().ok()).unwrap_or(20);
+    let cases = std::env::var("HYDRA_DRAWS").ok().and_then(|draws| draws.parse().ok()).unwrap_or(12);
     // A failing run is shown as drawn: a smaller one would be a different run.
     ProptestConfig { cases, max_shrink_iters: 0, ..ProptestConfig::default() }
 }
