@@ -54,7 +54,11 @@ pub(crate) fn show(dir: &Path, json: bool, plots: bool, around: &Environment) ->
     let text = read_report(dir)?;
     let report =
         Report::parse(&text).with_context(|| format!("the report in `{}` cannot be shown", dir.display()))?;
-    let readable = || Ok::<_, anyhow::Error>(format!("{}{}", report.render(), samples(&Journal::read(dir)?)));
+    let readable = || -> Result<String> {
+        let journal = Journal::read(dir)?;
+        tell_unread(&journal);
+        Ok(format!("{}{}", report.render(), samples(&journal)))
+    };
     around.print(&if json { text } else { readable()? })?;
     if plots {
         tell("note: the run is finished and has drawn its plots; nothing is drawn");
@@ -62,8 +66,16 @@ pub(crate) fn show(dir: &Path, json: bool, plots: bool, around: &Environment) ->
     Ok(Outcome::Done)
 }
 
+/// Prints a note if lines of the journal could not be read.
+fn tell_unread(journal: &Journal) {
+    if let Some(unread) = journal.unread() {
+        tell(&format!("note: {unread}"));
+    }
+}
+
 fn so_far(dir: &Path, json: bool, plots: bool, around: &Environment) -> Result<Outcome> {
     let (running, journal) = (is_taken(dir), Journal::read(dir)?);
+    tell_unread(&journal);
     let tasks = journal.report(running);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
     let ending = ending(&journal, &tasks, running, now, dir);

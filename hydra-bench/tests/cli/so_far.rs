@@ -57,6 +57,11 @@ fn a_run_that_is_under_way_or_was_killed_is_drawn_when_asked_for() {
     let said = says(&["report", dir.to_str().unwrap(), "--plots"]);
     assert!(said.ends_with(": losses.svg, leaderboard.svg, report.html\n"), "{said}");
     assert!(!dir.join("memory.svg").exists() && !page().contains("host memory"));
+    // A line that this version does not know is named.
+    fs::write(dir.join("metrics.jsonl"), "{\"event\":\"moved\",\"task\":\"lr1e-3\"}\n").unwrap();
+    let output = hydra(&["report", dir.to_str().unwrap()]).output().unwrap();
+    let said = notes(&text(&output.stderr));
+    assert!(said.starts_with("note: 1 line of metrics.jsonl could not be read"), "{said}");
 }
 
 #[test]

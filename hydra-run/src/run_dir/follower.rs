@@ -27,11 +27,7 @@ impl Follower {
             *self = Self::new(&self.dir);
         }
         let journal = &mut self.journal;
-        self.read = lines_from(&path, self.read, u64::MAX, |line| {
-            if let Ok(line) = serde_json::from_slice(line) {
-                journal.note(line);
-            }
-        })?;
+        self.read = lines_from(&path, self.read, u64::MAX, |line| journal.read_line(line))?;
         self.journal.count_shards(&self.dir);
         Ok(())
     }

@@ -30,6 +30,8 @@ pub struct Journal {
     pub memory: Vec<Moment>,
     /// Builds and processors that trained the run, in order; empty for files of versions that did not record them.
     pub machines: Vec<Value>,
+    /// The number of complete lines that are no event of this version.
+    pub unread_lines: usize,
 }
 
 /// The state of a task.
@@ -76,9 +78,7 @@ impl Journal {
             read => read.with_context(|| could_not(&path, "read"))?,
         };
         let mut journal = Self::begin(dir);
-        // The last line may be incomplete.
-        let lines = text.split(|byte| *byte == b'\n');
-        lines.filter_map(|line| serde_json::from_slice(line).ok()).for_each(|line| journal.note(line));
+        text.split_inclusive(|byte| *byte == b'\n').for_each(|line| journal.read_line(line));
         journal.count_shards(dir);
         Ok(journal)
     }
@@ -104,6 +104,26 @@ impl Journal {
             self.tasks.push(Entry { name, state, ..Entry::default() });
         }
         &mut self.tasks[place]
+    }
+
+    /// Records the event of a line. The last line of a file, without its end, may be incomplete and is ignored then.
+    pub(super) fn read_line(&mut self, line: &[u8]) {
+        match serde_json::from_slice(line) {
+            Ok(line) => self.note(line),
+            Err(_) => self.unread_lines += usize::from(line.ends_with(b"\n")),
+        }
+    }
+
+    /// How many lines could not be read, for a note; none if all were.
+    pub fn unread(&self) -> Option<String> {
+        let lines = match self.unread_lines {
+            0 => return None,
+            1 => "1 line".to_owned(),
+            several => format!("{several} lines"),
+        };
+        Some(format!(
+            "{lines} of {METRICS} could not be read and are not shown; another version of Hydra may have written them"
+        ))
     }
 
     /// Records an event.
@@ -396,6 +416,22 @@ mod tests {
         fs::write(dir.path().join(METRICS), text).unwrap();
         let journal = Journal::read(dir.path()).unwrap();
         assert_eq!((journal.tasks.len(), journal.tasks[0].units.as_slice()), (1, &[64][..]));
+        assert_eq!(journal.unread(), None);
         assert!(Journal::read(&dir.path().join("nowhere")).unwrap().tasks.is_empty());
+    }
+
+    #[test]
+    fn lines_of_another_version_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let later = r#"{"event":"teleported","task":"a","at_s":2.0}"#;
+        fs::write(dir.path().join(METRICS), format!("{later}\n{}\n{later}\n", minibatch(0, 5.0, 1.0)))
+            .unwrap();
+        let journal = Journal::read(dir.path()).unwrap();
+        let note = journal.unread().unwrap();
+        assert!(note.starts_with("2 lines of metrics.jsonl could not be read and are not shown"), "{note}");
+        assert_eq!(journal.tasks[0].units, [64]);
+        let mut follower = crate::run_dir::Follower::new(dir.path());
+        follower.follow().unwrap();
+        assert_eq!(follower.journal().unread(), Some(note));
     }
 }

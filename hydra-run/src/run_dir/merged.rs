@@ -29,6 +29,8 @@ struct MergedRun {
     running: bool,
     tasks: Vec<Value>,
     machines: Vec<Value>,
+    /// How many lines of its journal could not be read.
+    unread: Option<String>,
 }
 
 impl Merged {
@@ -53,6 +55,9 @@ impl Merged {
         let twice = twice(&all);
         notes.extend(twice.iter().map(text_of_twice));
         notes.extend(different(&runs));
+        notes.extend(
+            runs.iter().filter_map(|run| Some(format!("unread: {}: {}", run.dir, run.unread.as_ref()?))),
+        );
         let done = missing.is_empty() && tasks.iter().all(|task| task["state"] == "done");
         let state = match runs.iter().any(|run| run.running) {
             true => "running",
@@ -87,21 +92,22 @@ impl Merged {
 
 impl MergedRun {
     fn read(dir: &Path) -> Result<Self> {
+        let journal = Journal::read(dir)?;
         let (tasks, running) = match is_unfinished(dir) {
             true => {
                 let running = is_taken(dir);
-                (Journal::read(dir)?.report(running), running)
+                (journal.report(running), running)
             }
             false => (tasks_of(&read_report(dir)?).with_context(|| shown(dir))?, false),
         };
         let shown = dir.display().to_string();
-        let machines = Journal::read(dir)?.machines;
         let of_run = |mut task: Value| {
             task["run"] = json!(shown);
             task
         };
         let tasks = tasks.into_iter().map(of_run).collect();
-        Ok(Self { spec: RunSpec::in_dir(dir)?, dir: shown, running, tasks, machines })
+        let (spec, unread) = (RunSpec::in_dir(dir)?, journal.unread());
+        Ok(Self { spec, dir: shown, running, tasks, machines: journal.machines, unread })
     }
 
     fn json(&self) -> Value {
@@ -290,7 +296,7 @@ mod tests {
         );
         let machine = json!({ "hydra": "1", "system": "s", "processor": processor });
         let spec = toml::from_str(&spec).unwrap();
-        MergedRun { dir: dir.to_owned(), spec, running: false, tasks, machines: vec![machine] }
+        MergedRun { dir: dir.to_owned(), spec, running: false, tasks, machines: vec![machine], unread: None }
     }
 
     #[test]
