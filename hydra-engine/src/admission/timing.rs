@@ -15,12 +15,12 @@ use std::sync::Arc;
 const LONGEST_S: f64 = 1.0;
 /// The least and the most rounds over all plans. For each shard, the middle half of its times counts, since a few may
 /// be disturbed.
-const ROUNDS: std::ops::Range<usize> = 5..100;
-/// Seconds of shard tasks after which no further round starts. Several rounds average over slow and fast moments of a
-/// machine.
-const ENOUGH_S: f64 = 2.0;
-/// The same as a part of the estimated compute time of the run, so that short runs are predicted soon.
+const ROUNDS: std::ops::Range<usize> = 3..100;
+/// The part of the estimated compute time of the run after which no further round starts, so that short runs are
+/// predicted soon.
 const ENOUGH_PART: f64 = 0.1;
+/// The least and the most seconds of shard tasks for that. Several rounds average over slow and fast moments of a machine.
+const ENOUGH_S: std::ops::RangeInclusive<f64> = 0.1..=2.0;
 
 /// The plans of the tasks with the times of their shards for an average batch, measured while as many devices compute
 /// as there are processors for.
@@ -37,7 +37,7 @@ pub(crate) fn timed_plans(
     }
     let devices = concurrent_devices(devices);
     let run_s: f64 = admitted.iter().map(|task| task.estimated_s).sum();
-    let enough_s = ENOUGH_S.min(ENOUGH_PART * run_s);
+    let enough_s = (ENOUGH_PART * run_s).clamp(*ENOUGH_S.start(), *ENOUGH_S.end());
     for round in 0..ROUNDS.end {
         let taken_s: f64 = timed.iter().map(Timed::taken_s).sum();
         if round >= ROUNDS.start && taken_s >= enough_s {
