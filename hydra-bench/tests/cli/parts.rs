@@ -60,9 +60,12 @@ fn the_parts_of_a_grid_are_the_grid() {
     assert!(twice["twice"].as_array().unwrap().iter().all(|task| task["equal"] == true));
     let lines = fs::read_to_string(two.join("metrics.jsonl")).unwrap();
     let (from, to) = ("\"processor\":", "\"processor\":\"another\",\"was\":");
-    fs::write(two.join("metrics.jsonl"), lines.replace(from, to)).unwrap();
+    let unknown = "{\"event\":\"moved\"}\n";
+    fs::write(two.join("metrics.jsonl"), lines.replace(from, to) + unknown).unwrap();
     let said = says(&["report", one.to_str().unwrap(), two.to_str().unwrap()]);
     assert!(said.contains("bitwise equal results are not guaranteed: hydra "), "{said}");
+    let unread = format!("unread: {}: 1 line of metrics.jsonl is unknown", two.display());
+    assert!(said.contains(&unread), "{said}");
     a_part_goes_on(&three);
 }
 

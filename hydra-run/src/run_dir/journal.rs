@@ -114,16 +114,14 @@ impl Journal {
         }
     }
 
-    /// How many lines could not be read, for a note; none if all were.
+    /// The text of a note on lines that this version cannot read; none if it read all.
     pub fn unread(&self) -> Option<String> {
         let lines = match self.unread_lines {
             0 => return None,
-            1 => "1 line".to_owned(),
-            several => format!("{several} lines"),
+            1 => format!("1 line of {METRICS} is"),
+            several => format!("{several} lines of {METRICS} are"),
         };
-        Some(format!(
-            "{lines} of {METRICS} could not be read and are not shown; another version of Hydra may have written them"
-        ))
+        Some(format!("{lines} unknown to this version of Hydra, and not shown"))
     }
 
     /// Records an event.
@@ -428,7 +426,7 @@ mod tests {
             .unwrap();
         let journal = Journal::read(dir.path()).unwrap();
         let note = journal.unread().unwrap();
-        assert!(note.starts_with("2 lines of metrics.jsonl could not be read and are not shown"), "{note}");
+        assert_eq!(note, "2 lines of metrics.jsonl are unknown to this version of Hydra, and not shown");
         assert_eq!(journal.tasks[0].units, [64]);
         let mut follower = crate::run_dir::Follower::new(dir.path());
         follower.follow().unwrap();

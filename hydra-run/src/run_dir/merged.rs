@@ -29,7 +29,7 @@ struct MergedRun {
     running: bool,
     tasks: Vec<Value>,
     machines: Vec<Value>,
-    /// How many lines of its journal could not be read.
+    /// The text of a note on lines of its journal that could not be read.
     unread: Option<String>,
 }
 
