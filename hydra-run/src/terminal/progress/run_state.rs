@@ -428,8 +428,8 @@ impl RunState {
         match task.phase {
             ProgressPhase::Paused => Some("a command"),
             ProgressPhase::Waiting if task.has_begun => Some("a device"),
+            ProgressPhase::Waiting if !self.computes => Some("initial weights"),
             ProgressPhase::Waiting if !self.begins => None,
-            ProgressPhase::Waiting if !self.computes => Some("its initial weights"),
             ProgressPhase::Waiting => {
                 let open = self.tasks.iter().filter(is_open).count();
                 let limited = self.queued.is_some_and(|most| open >= most);

@@ -411,7 +411,7 @@ fn a_run_that_goes_on_counts_what_was_trained_and_not_its_time() {
     let mut run = waiting(1);
     let resumed = RunEvent::Resumed { task: TaskId(0), step: 150, steps: STEPS, at_s: 0.0 };
     run.observe(&resumed, 1.0);
-    assert!(bars::rows(&run, 79, 23)[2].ends_with(" 150/200    waiting"));
+    assert!(bars::rows(&run, 79, 23)[2].ends_with(" 150/200    waiting for initial weights"));
     run.observe(&minibatch(0, 150), 2.0);
     run.observe(&minibatch(0, 151), 3.0);
     let rows = bars::rows(&run, 79, 23);
@@ -474,10 +474,11 @@ fn what_a_task_waits_for_is_said() {
         let rows = bars::rows(run, 79, 23);
         rows[2..].iter().map(|row| row.split("  ").last().unwrap().to_owned()).collect()
     };
+    assert_eq!(run.counts_with_reasons(), "3 waiting for initial weights");
     run.observe(&began(0), 1.0);
     assert_eq!(
         cells(&run),
-        ["waiting for a device", "waiting for its initial weights", "waiting for its initial weights"]
+        ["waiting for a device", "waiting for initial weights", "waiting for initial weights"]
     );
     run.observe(&span(0, 0.0, 1.0), 2.0);
     assert_eq!(cells(&run), ["waiting for a device", "waiting for host memory", "waiting for host memory"]);
