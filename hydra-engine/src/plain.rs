@@ -7,7 +7,7 @@
 use crate::error::{EngineError, guarded};
 use crate::optimizer::{TaskStep, clip_factor, global_norm, sum_of_squares};
 use crate::protocol::{Sums, statistic_of_targets};
-use crate::weights::{WeightHash, initial_buffer};
+use crate::weights::{WeightHash, initial_buffer, param_hashes};
 use burn::tensor::Device;
 use hydra_core::optimizer::dynamic8::BLOCK;
 use hydra_core::optimizer::{Elements, MomentLayout, MomentMut};
@@ -89,7 +89,7 @@ fn train_with(
         gradient_norms.push(model.update(grads, step, steps));
     }
     let mut hash = WeightHash::default();
-    model.buffers.iter().enumerate().for_each(|(i, buffer)| hash.add(chain, i, buffer));
+    model.buffers.iter().enumerate().for_each(|(i, buffer)| hash.add(&param_hashes(chain, i, buffer)));
     Ok(PlainRun { losses, gradient_norms, buffers: model.buffers, weights_sha256: hash.finish() })
 }
 

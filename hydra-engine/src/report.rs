@@ -44,7 +44,7 @@ pub struct TaskReport {
     pub validation: Option<Evaluation>,
     /// Test of the final weights.
     pub test: Option<Evaluation>,
-    /// SHA-256 over the parameters' bytes in chain order, without alignment gaps; a tied parameter counts once.
+    /// SHA-256 over the SHA-256 of each parameter's `f32` bytes (little-endian), in chain order; a tied parameter counts once.
     pub weights_sha256: Option<String>,
     /// The directory with the written model.
     pub model_dir: Option<PathBuf>,

@@ -141,23 +141,13 @@ impl ParamHashes {
     }
 }
 
-/// Hashes weights buffer by buffer, in chain order, without alignment gaps.
+/// Hashes weights: the SHA-256 of the hashes of their parameters, in chain order.
 #[derive(Default)]
 pub(crate) struct WeightHash(Sha256);
 
 impl WeightHash {
-    /// Adds the next buffer of the chain.
-    pub(crate) fn add(&mut self, chain: &Chain, buffer: usize, values: &[f32]) {
-        chain.buffers()[buffer].params.iter().for_each(|param| self.add_values(&values[param.range()]));
-    }
-
-    /// Adds the next values of a parameter.
-    pub(crate) fn add_values(&mut self, values: &[f32]) {
-        self.0.update(bytemuck::cast_slice::<f32, u8>(values));
-    }
-
     /// Adds the hashes of the parameters of the next buffer.
-    pub(crate) fn add_hashes(&mut self, hashes: &Hashes) {
+    pub(crate) fn add(&mut self, hashes: &Hashes) {
         hashes.iter().for_each(|hash| self.0.update(hash));
     }
 

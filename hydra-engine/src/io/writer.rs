@@ -3,12 +3,12 @@
 use crate::checkpoint::{self, Position, TaskAtRest, Tensors};
 use crate::error::{EngineError, guarded};
 use crate::protocol::{Event, Reporter, Written};
-use crate::weights::{WeightHash, pieces, read_params, read_piece};
+use crate::weights::{ParamHashes, WeightHash, pieces, read_params, read_piece};
 use bytes::Bytes;
 use crossbeam_channel::Receiver;
 use hydra_core::{ByteSize, Chain, ModelWriter, ParamBufferLayout, ParamBufferReader, TaskId, WeightError};
 use hydra_spill::{
-    Budget, DeviceResidentStore, DiskStore, ParamBufferId, SharedStore, SpillError, TierStore,
+    Budget, DeviceResidentStore, DiskStore, Hashes, ParamBufferId, SharedStore, SpillError, TierStore,
 };
 use std::ops::Range;
 use std::path::PathBuf;
@@ -118,7 +118,7 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
     // The task's writer reads within a budget of its own, because it may hold buffers after it returns.
     let ((store, budget), (theirs, their_budget)) = (&stores.open(), &stores.open());
     let masters = Tensors { store, budget, task, best: false };
-    let sha256 = hashed(&chain, &StoreReader { store, budget, task, chain: &chain })?;
+    let sha256 = hashed(store, &StoreReader { store, budget, task, chain: &chain })?;
     let dir = match output {
         Some((writer, dir)) => {
             let reader = StoreReader { store: theirs, budget: their_budget, task, chain: &chain };
@@ -144,21 +144,65 @@ fn write(stores: &WriterStores, job: WriteJob) -> Result<Written, EngineError> {
     Ok(Written { sha256, dir, unsaved })
 }
 
-/// The hash of a trained model; an error if a weight is not finite.
-fn hashed(chain: &Chain, reader: &StoreReader<'_>) -> Result<String, EngineError> {
+/// The hash of a trained model; an error if a weight is not finite. Shared buffers, which are never written, were hashed when they
+/// were stored.
+fn hashed(store: &SharedStore, reader: &StoreReader<'_>) -> Result<String, EngineError> {
     let mut hash = WeightHash::default();
-    for (buffer, layout) in chain.buffers().iter().enumerate() {
-        for (piece, params) in pieces(layout) {
-            let bytes = reader.part(buffer, piece.clone())?;
-            let values: &[f32] = bytemuck::cast_slice(&bytes);
-            for (slot, elements) in params {
-                let values = &values[elements.start - piece.start..elements.end - piece.start];
-                if layout.trained && !values.iter().all(|value| value.is_finite()) {
-                    return Err(EngineError::NotFinite { param: layout.params[slot].name.clone() });
-                }
-                hash.add_values(values);
-            }
-        }
+    for (buffer, layout) in reader.chain.buffers().iter().enumerate() {
+        let (id, _) = reader.of(buffer);
+        let hashes = match store.hashes(store.identity(id)) {
+            Some(hashes) => hashes,
+            None => hashed_buffer(buffer, layout, reader)?,
+        };
+        hash.add(&hashes);
     }
     Ok(hash.finish())
+}
+
+/// Reads and hashes the parameters of a buffer; an error if one is not finite.
+fn hashed_buffer(
+    buffer: usize,
+    layout: &ParamBufferLayout,
+    reader: &StoreReader<'_>,
+) -> Result<Hashes, EngineError> {
+    let mut hashes = ParamHashes::new(layout.params.len());
+    for (piece, params) in pieces(layout) {
+        let bytes = reader.part(buffer, piece.clone())?;
+        let values: &[f32] = bytemuck::cast_slice(&bytes);
+        for (slot, elements) in params {
+            let values = &values[elements.start - piece.start..elements.end - piece.start];
+            if layout.trained && !values.iter().all(|value| value.is_finite()) {
+                return Err(EngineError::NotFinite { param: layout.params[slot].name.clone() });
+            }
+            hashes.add(slot, values);
+        }
+    }
+    Ok(hashes.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::{initial_buffer, param_hashes};
+    use hydra_models::mlp;
+    use hydra_spill::{DramStore, Masters};
+
+    #[test]
+    fn of_a_shared_buffer_the_hashes_are_those_that_are_known() {
+        let chain = mlp::chain(&[2, 16], 3).unwrap().training_only(&["classifier"]).unwrap();
+        let (task, budget) = (TaskId(0), &Budget::new("host memory", ByteSize::mib(1)));
+        let store = &SharedStore::new(Arc::new(DramStore::new()));
+        let values = |buffer| initial_buffer(&chain, buffer, 1).unwrap();
+        let masters = |buffer| Masters::new(values(buffer), Vec::new());
+        let reserve = |masters: &Masters| budget.reserve(masters.len_bytes(), "a buffer").unwrap();
+        let (frozen, trained) = (ParamBufferId::new(task, 0), ParamBufferId::new(task, 1));
+        let known: Hashes = chain.buffers()[0].params.iter().map(|_| [7; 32]).collect();
+        store.join(frozen, frozen.shared(), Some(reserve(&masters(0))));
+        store.put(frozen.shared(), masters(0), known.clone(), None).unwrap();
+        store.insert(trained, masters(1), reserve(&masters(1))).unwrap();
+        let mut expected = WeightHash::default();
+        [known, param_hashes(&chain, 1, &values(1))].iter().for_each(|hashes| expected.add(hashes));
+        let found = hashed(store, &StoreReader { store, budget, task, chain: &chain }).unwrap();
+        assert_eq!(found, expected.finish());
+    }
 }

@@ -74,8 +74,8 @@ impl StartHashes {
 
     /// Adds the hashes of the next buffer.
     fn add(&mut self, frozen: bool, hashes: &Hashes) {
-        self.weights.iter_mut().for_each(|hash| hash.add_hashes(hashes));
-        self.frozen.iter_mut().filter(|_| frozen).for_each(|hash| hash.add_hashes(hashes));
+        self.weights.iter_mut().for_each(|hash| hash.add(hashes));
+        self.frozen.iter_mut().filter(|_| frozen).for_each(|hash| hash.add(hashes));
     }
 }
 
