@@ -192,12 +192,13 @@ impl<'a> PlainModel<'a> {
                 return DeviceBytes::from(HostTensor::int(words, [len]).bytes);
             }
             let masters = HostTensor::float(values.clone(), [values.len()]);
-            DeviceBytes::from(masters.in_type(self.chain.float_type()).bytes)
+            DeviceBytes::from(masters.in_type(layout.float).bytes)
         };
         let layer = |(index, layer): (usize, &hydra_core::ChainLayer)| {
             let trained: Vec<bool> =
                 self.chain.trained_params(index).map(|trained| trained && tracks).collect();
-            layer.layer().promote(&self.chain.layer_params(index, &buffer), &self.device, &trained)
+            let params = self.chain.layer_params(index, &buffer, &self.device);
+            layer.layer().promote(&params, &self.device, &trained)
         };
         self.chain.layers().iter().enumerate().map(layer).collect()
     }

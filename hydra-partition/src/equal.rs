@@ -2,7 +2,7 @@
 
 use crate::pilot::Pilot;
 use burn::tensor::DType;
-use hydra_core::{CostKey, HostActivation, ParamRef};
+use hydra_core::{CostKey, FloatType, HostActivation, ParamRef};
 use std::ops::Range;
 
 /// Everything that the cost of a range of layers depends on, on one device and in one chain.
@@ -35,6 +35,8 @@ struct ParamKind {
     /// The buffer that holds it, numbered by first use in the range, which captures ties within the range.
     buffer: usize,
     trained: bool,
+    /// The element type in copies.
+    float: FloatType,
 }
 
 impl Pilot<'_> {
@@ -61,7 +63,13 @@ impl Pilot<'_> {
                 buffers.len() - 1
             });
             let layout = &self.chain.buffers()[at.buffer];
-            ParamKind { name, shape: layout.params[at.slot].shape.clone(), buffer, trained: layout.trained }
+            ParamKind {
+                name,
+                shape: layout.params[at.slot].shape.clone(),
+                buffer,
+                trained: layout.trained,
+                float: layout.float,
+            }
         };
         let names = layer.layer().params().into_iter().map(|param| param.name);
         let params = layer.params.iter().zip(names).map(param).collect();

@@ -44,7 +44,7 @@ impl Fingerprint {
             items: batch.items,
             inputs: shapes(&batch.inputs),
             targets: shapes(&batch.targets),
-            dtype: chain.float_type().to_string(),
+            dtype: floats(chain),
             threads: 1,
             probe: String::new(),
             budget: 0,
@@ -91,6 +91,15 @@ impl Fingerprint {
         ];
         let differ = fields.into_iter().filter(|(_, mine, theirs)| mine != theirs);
         differ.map(|(name, mine, theirs)| format!("{name}: {mine} here, {theirs} there")).collect()
+    }
+}
+
+/// The float type of a chain, and that of its frozen buffers if it is another.
+fn floats(chain: &Chain) -> String {
+    let float = chain.float_type();
+    match chain.buffers().iter().find(|buffer| buffer.float != float) {
+        Some(narrow) => format!("{float}, frozen {}", narrow.float),
+        None => float.to_string(),
     }
 }
 

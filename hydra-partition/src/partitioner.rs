@@ -337,6 +337,7 @@ impl Pilot<'_> {
         // Processors without 16-bit arithmetic convert parameters and their gradients to `f32` for computing.
         let widened = if self.chain.float_type() == FloatType::F32 { 0 } else { 4 * cost.param_bytes };
         let working = working.saturating_add(widened);
+        let cost = LayerCost { wrapping_bytes: self.chain.widened_bytes(layer..layer + 1), ..cost };
         let output = ran.output.len_bytes() + ran.target_bytes;
         let forward_peak_bytes = output.saturating_add(working);
         if !self.has_backward(layer + 1) {

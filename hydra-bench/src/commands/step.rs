@@ -59,6 +59,9 @@ pub(crate) struct StepArgs {
     /// Type of parameters, activations and gradients on devices
     #[arg(long, default_value = "f32", value_parser = dtypes())]
     dtype: FloatType,
+    /// With --lora and --dtype f32: type in which the frozen weights are stored, and from which devices widen them [default: f32]
+    #[arg(long, value_name = "bf16|f16", requires = "lora", value_parser = flags::named::<FloatType>(&["bf16", "f16"]))]
+    frozen_dtype: Option<FloatType>,
     #[command(flatten)]
     devices: DeviceSettings,
     /// Print the result as one line of JSON, and nothing else, on standard output
@@ -162,6 +165,10 @@ impl Subject {
             self.model.adapted(&adapters.of_rank(rank, self.model.adapting().targets), None)
         };
         let chain = args.lora.map_or_else(|| self.model.chain(), lora)?.with_float_type(args.dtype);
+        let chain = match args.frozen_dtype {
+            Some(float) => chain.with_frozen_float_type(float),
+            None => chain,
+        };
         let Reads::Tokens { vocabulary, .. } = self.model.reads() else {
             bail!("steps are measured on tokens")
         };
@@ -198,7 +205,7 @@ fn settings(
     Ok(json!({
         "model": subject.name, "configuration": subject.model.description()?,
         "parameters": task.plan.parameters, "context": subject.context, "batch": subject.batch, "dropout": args.dropout, "dtype": args.dtype,
-        "lora": args.lora, "base": args.base,
+        "lora": args.lora, "base": args.base, "frozen_dtype": args.frozen_dtype,
         "precision": devices.precision, "seed": args.seed, "devices": devices.devices,
         "threads": report.devices[0].threads, "device_memory_bytes": devices.device_memory,
         "resident": devices.zero_copy, "link_bytes_per_s": devices.link, "warmup": args.warmup,

@@ -97,7 +97,8 @@ pub struct ParamBufferLayout {
     pub layers: Vec<usize>,
     /// Whether training changes the buffer; frozen buffers have neither gradients nor optimizer state.
     pub trained: bool,
-    /// The element type on devices and in copies, also of the gradients.
+    /// The element type in copies for devices, and of the gradients. That of a frozen buffer may be narrower than the chain's:
+    /// devices then widen their copies.
     pub float: FloatType,
     /// How a store holds the parameters.
     pub encoding: Encoding,
@@ -129,6 +130,11 @@ impl ParamBufferLayout {
     /// Returns whether observations change the buffer, and no optimizer.
     pub fn is_state(&self) -> bool {
         self.trained && self.params.iter().any(|param| param.state.is_some())
+    }
+
+    /// Returns whether devices that compute in `float` widen their copies of the buffer.
+    pub(crate) fn is_widened(&self, float: FloatType) -> bool {
+        self.encoding == Encoding::Narrow && self.float != float
     }
 
     /// Returns whether an optimizer steps the buffer.

@@ -62,7 +62,8 @@ pub fn promote_layers(
     range
         .map(|index| {
             let tracked: Vec<bool> = chain.trained_params(index).map(|trained| track && trained).collect();
-            chain.layers()[index].layer().promote(&chain.layer_params(index, buffer), &device, &tracked)
+            let params = chain.layer_params(index, buffer, &device);
+            chain.layers()[index].layer().promote(&params, &device, &tracked)
         })
         .collect()
 }

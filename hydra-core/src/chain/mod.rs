@@ -32,6 +32,7 @@ pub use vjp::vector_jacobian;
 pub use weights::*;
 
 use crate::{CoreError, DeviceBytes, DeviceTensor, FloatType};
+use burn::tensor::Device;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -88,6 +89,29 @@ impl Chain {
     pub fn with_float_type(mut self, float: FloatType) -> Self {
         self.float = float;
         self.buffers.iter_mut().for_each(|buffer| buffer.float = float);
+        self.encode();
+        self
+    }
+
+    /// Sets the float type in which frozen buffers are stored and copied to devices, which compute in `f32` and widen their
+    /// copies, to the same bits. It applies to buffers whose source has values of this type
+    /// ([`WeightSource::float_type`]) and that are not quantized; values that are drawn are rounded to it. Call it after the
+    /// parameters to train are chosen, and after [`with_float_type`](Self::with_float_type); chains of a 16-bit type are
+    /// unchanged.
+    pub fn with_frozen_float_type(mut self, float: FloatType) -> Self {
+        if self.float != FloatType::F32 {
+            return self;
+        }
+        for index in 0..self.buffers.len() {
+            if self.buffers[index].trained || self.buffers[index].encoding == Encoding::Nf4 {
+                continue;
+            }
+            // A source of drawn values has the type of the buffer.
+            self.buffers[index].float = float;
+            if self.source.float_type(&self, index) != float {
+                self.buffers[index].float = FloatType::F32;
+            }
+        }
         self.encode();
         self
     }
@@ -231,19 +255,39 @@ impl Chain {
         params.filter(|param| param.state.is_none()).map(|param| param.len as u64).sum()
     }
 
-    /// The parameters of the layer at `layer`, as views of the buffers that `buffer` returns. A quantized matrix is a tensor
-    /// of the shape [`nf4::shape`] and of type `F32`, whose numbers are the bits of its blocks.
+    /// The bytes that a device takes to widen the parameters of these layers to its float type
+    /// ([`with_frozen_float_type`](Self::with_frozen_float_type)). A tied parameter counts once for every layer that uses it.
+    ///
+    /// # Panics
+    /// If the range reaches beyond the layers.
+    pub fn widened_bytes(&self, layers: Range<usize>) -> u64 {
+        let is_widened = |p: &&ParamRef| self.buffers[p.buffer].is_widened(self.float);
+        let bytes = |p: &ParamRef| (self.buffers[p.buffer].params[p.slot].len * self.float.bytes()) as u64;
+        self.layers[layers].iter().flat_map(|l| l.params.iter().filter(is_widened).map(bytes)).sum()
+    }
+
+    /// The parameters of the layer at `layer`, as views of the buffers that `buffer` returns, which are on `device`, plain or
+    /// autodiff. Parameters that are stored in a narrower type are widened there. A quantized matrix is a tensor of the shape
+    /// [`nf4::shape`] and of type `F32`, whose numbers are the bits of its blocks.
     ///
     /// # Panics
     /// If there is no such layer, or a buffer is shorter than its layout.
-    pub fn layer_params(&self, layer: usize, buffer: &dyn Fn(usize) -> DeviceBytes) -> Vec<DeviceTensor> {
+    pub fn layer_params(
+        &self,
+        layer: usize,
+        buffer: &dyn Fn(usize) -> DeviceBytes,
+        device: &Device,
+    ) -> Vec<DeviceTensor> {
         let view = |p: &ParamRef| {
             let layout = &self.buffers[p.buffer];
             let param = &layout.params[p.slot];
             let bytes = buffer(p.buffer).slice(layout.bytes_of(param.range()));
             match layout.encoding {
                 Encoding::Nf4 => DeviceTensor::view(bytes, nf4::shape(param.len), FloatType::F32.dtype()),
-                _ => DeviceTensor::view(bytes, param.shape.clone(), self.float.dtype()),
+                _ => {
+                    let stored = DeviceTensor::view(bytes, param.shape.clone(), layout.float.dtype());
+                    if layout.is_widened(self.float) { stored.widened(device) } else { stored }
+                }
             }
         };
         self.layers[layer].params.iter().map(view).collect()
@@ -446,7 +490,7 @@ mod tests {
         };
         assert_eq!((bytes(&wide), bytes(&narrow)), ([1024, 1024, 1024, 80], [512, 1024, 1536, 40]));
         let buffer = DeviceBytes::from(bytes::Bytes::from_iter((0..512).map(|i| (i / 256) as u8)));
-        let [weight, bias] = &narrow.layer_params(0, &|_| buffer.clone())[..] else {
+        let [weight, bias] = &narrow.layer_params(0, &|_| buffer.clone(), &Device::flex())[..] else {
             panic!("two parameters")
         };
         assert_eq!((&weight.bytes.as_host().unwrap()[..], weight.dtype), (&[0; 30][..], DType::BF16));

@@ -4,9 +4,9 @@
 use super::cube;
 use super::memory::{DeviceBytes, DeviceError, DeviceTensor, sync};
 use crate::tensor::by_rank;
-use crate::{Activation, AnyTensor, HostActivation, HostTensor};
+use crate::{Activation, AnyTensor, FloatType, HostActivation, HostTensor};
 use burn::backend::TensorMetadata;
-use burn::tensor::{AllocationProperty, Device, Int, Tensor, TensorData};
+use burn::tensor::{AllocationProperty, Device, FloatDType, Int, Tensor, TensorData};
 
 impl AnyTensor {
     /// Copies the tensor to the host. Nothing is copied if the device is the host and the tensor owns its
@@ -88,6 +88,24 @@ impl DeviceTensor {
             }
             DeviceBytes::Buffer(buffer) => buffer.tensor(&self.shape, self.dtype, device),
         }
+    }
+}
+
+impl DeviceTensor {
+    /// The values as `f32`, in memory of their own on the device. `device` is the plain or the autodiff device that holds the
+    /// bytes.
+    ///
+    /// # Panics
+    /// If the tensor holds integers, or if the bytes are in memory that `device` cannot read.
+    pub(crate) fn widened(&self, device: &Device) -> Self {
+        if let DeviceBytes::Host(bytes) = &self.bytes {
+            let host = HostTensor::view(bytes.clone(), self.shape.clone(), self.dtype);
+            return host.in_type(FloatType::F32).into();
+        }
+        let tensor = self.to_device(device).outside_of_the_graph();
+        let wide: AnyTensor =
+            by_rank!(tensor.rank(), D => tensor.into_float::<D>().cast(FloatDType::F32).into());
+        wide.into_device_tensor()
     }
 }
 

@@ -108,7 +108,13 @@ struct Model {
 }
 
 impl Model {
+    /// A model that computes in the type of its file.
     fn new(float: FloatType) -> Self {
+        Self::of(float, |chain| chain.with_float_type(float))
+    }
+
+    /// A model whose file has values of this type.
+    fn of(float: FloatType, typed: impl FnOnce(Chain) -> Chain) -> Self {
         let dir = TempDir::new().expect("a directory");
         let path: Arc<Path> = dir.path().join("base.safetensors").into();
         let linear = |inputs, outputs| LinearConfig::new(inputs, outputs).init(&Device::flex());
@@ -118,7 +124,7 @@ impl Model {
         let builder = builder.layer("head", Classifier { linear: linear(WIDTH, 3) }).metrics(["accuracy"]);
         let chain = builder.weights(InFile { path: path.clone(), float }).build();
         let chain = chain.and_then(|chain| chain.training_only(&["b.3", "head"])).expect("a chain");
-        let chain = Arc::new(chain.with_float_type(float));
+        let chain = Arc::new(typed(chain));
         let bytes = InFile::bytes(&chain, float);
         fs::write(&path, &bytes).expect("a file");
         Self { dir, chain, bytes }
@@ -215,6 +221,35 @@ fn buffers_that_are_read_in_place_train_to_the_same_bits() {
                 assert!(files < memory, "{files} of {memory} bytes");
             }
         }
+    }
+}
+
+#[test]
+fn frozen_weights_of_16_bits_are_widened_to_the_bits_that_f32_has() {
+    for float in [FloatType::Bf16, FloatType::F16] {
+        let wide = Model::of(float, |chain| chain);
+        let narrow = Model::of(float, |chain| chain.with_frozen_float_type(float));
+        let expected = wide.plain(1);
+        assert_eq!(narrow.plain(1), expected);
+        assert_eq!(2 * narrow.frozen_bytes(), wide.frozen_bytes());
+        for frozen in [FrozenWeights::Memory, FrozenWeights::Files] {
+            for (devices, threads, zero_copy) in [(1, 1, false), (1, 2, true), (2, 1, false)] {
+                let settings = Settings { devices, threads, zero_copy, ..settings() };
+                let run = |model: &Model| {
+                    run(settings.orchestrator().frozen_weights(frozen), vec![model.task("a", 1)])
+                };
+                let ((in_place, ours), (_, theirs)) = (run(&narrow), run(&wide));
+                let of_file = if frozen == FrozenWeights::Files { narrow.frozen_bytes() } else { 0 };
+                assert_eq!(in_place, of_file, "{settings:?}");
+                assert_eq!(hash(&ours, 0), expected, "{float} {frozen:?} {settings:?}");
+                assert_eq!(ours.tasks[0].losses, theirs.tasks[0].losses);
+                if !zero_copy {
+                    assert!(ours.transfers.promoted_bytes < theirs.transfers.promoted_bytes);
+                }
+            }
+        }
+        let stored = |model: &Model| model.chain.buffers().iter().map(|b| b.master_bytes()).sum::<u64>();
+        assert_eq!(stored(&wide) - stored(&narrow), narrow.frozen_bytes());
     }
 }
 

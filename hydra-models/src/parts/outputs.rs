@@ -75,7 +75,7 @@ pub(crate) fn before_last<const D: usize, const N: usize>(
     let x = outputs(chain, last, buffer, (inputs, targets), device);
     let device = device.clone().autodiff();
     let params: Vec<AnyTensor> =
-        chain.layer_params(last, buffer).iter().map(|p| p.to_device(&device)).collect();
+        chain.layer_params(last, buffer, &device).iter().map(|p| p.to_device(&device)).collect();
     let found = params.len();
     let params = params.try_into();
     (

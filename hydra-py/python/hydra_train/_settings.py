@@ -48,6 +48,7 @@ class Select(TypedDict, total=False):
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
+    frozen_dtype: str | None
     seed: int | Sequence[int] | None
     batch: int | Sequence[int] | None
     lr: float | Sequence[float] | None
@@ -143,6 +144,7 @@ class Train(TypedDict, total=False):
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
+    frozen_dtype: str | None
     seed: int | None
     accumulate: int | None
     epochs: int | None
@@ -263,6 +265,7 @@ class Evaluate(TypedDict, total=False):
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
+    frozen_dtype: str | None
     seed: int | None
     adapter: Path | None
     base: str | None
@@ -307,6 +310,7 @@ class Explain(TypedDict, total=False):
     vocabulary_parts: int | None
     train: str | Sequence[str] | None
     dtype: str | None
+    frozen_dtype: str | None
     seed: int | Sequence[int] | None
     accumulate: int | Sequence[int] | None
     epochs: int | Sequence[int] | None

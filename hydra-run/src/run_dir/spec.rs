@@ -323,6 +323,9 @@ impl RunSpec {
         if model.pack {
             config["pack"] = true.into();
         }
+        if let Some(frozen) = model.frozen_dtype {
+            config["frozen_dtype"] = frozen.to_string().into();
+        }
         if let Some(base) = self.adapters.base {
             config["base"] = serde_json::to_value(base).unwrap_or_default();
         }

@@ -25,6 +25,7 @@ pub struct Model {
     model: Box<dyn family::Model>,
     name: String,
     dtype: FloatType,
+    frozen_dtype: Option<FloatType>,
     /// The layers to train; all layers if empty.
     train: Vec<String>,
     reader: Reader,
@@ -54,8 +55,20 @@ impl Model {
         model.cut_vocabulary(vocabulary_parts).with_context(failed)?;
         let reader = Reader::new(model.as_ref(), spec, memory)?;
         let (name, train) = (spec.name().to_owned(), spec.train.clone());
-        let (memory, predicts, dtype) = (memory.clone(), false, spec.dtype);
-        Ok(Self { model, name, dtype, train, reader, objective, memory, predicts, vocabulary_parts })
+        let (memory, predicts) = (memory.clone(), false);
+        let (dtype, frozen_dtype) = (spec.dtype, spec.frozen_dtype);
+        Ok(Self {
+            model,
+            name,
+            dtype,
+            frozen_dtype,
+            train,
+            reader,
+            objective,
+            memory,
+            predicts,
+            vocabulary_parts,
+        })
     }
 
     /// Notes on what its files have and it does not use.
@@ -152,7 +165,7 @@ impl Model {
         };
         self.model.head_mut().context("the model has no head")?.cache = None;
         let chain = chain.with_context(|| format!("the model `{}` could not be built", self.name))?;
-        let chain = chain.with_float_type(self.dtype).evaluated_only();
+        let chain = self.typed(chain.evaluated_only())?;
         Ok(Arc::new(NextToken::of(chain, sequences.clone())?))
     }
 
@@ -229,7 +242,7 @@ impl Model {
             Some(lora) => self.model.adapted(&lora, adapter)?,
             None => self.model.chain()?,
         };
-        Ok(Arc::new(pairs::scoring(chain)?.with_float_type(self.dtype).evaluated_only()))
+        Ok(Arc::new(self.typed(pairs::scoring(chain)?.evaluated_only())?))
     }
 
     /// Sets the strength and the margin of a preference loss of chains built from now on, if given.
@@ -382,10 +395,26 @@ impl Model {
             Some(objective) => objective.on(chain)?,
             None => chain,
         };
-        let chain = chain.with_float_type(self.dtype);
+        let chain = self.typed(chain)?;
         let chain = if self.predicts { Predictions::of(chain)? } else { chain };
         let (chain, writer) = (Arc::new(chain), self.with_tokenizer(writer));
         Ok(Trained { chain, writer, saved, model_bytes })
+    }
+
+    /// The chain with the float types of the settings.
+    fn typed(&self, chain: Chain) -> Result<Chain> {
+        let chain = chain.with_float_type(self.dtype);
+        let Some(frozen) = self.frozen_dtype else { return Ok(chain) };
+        let chain = chain.with_frozen_float_type(frozen);
+        if self.dtype == FloatType::F32 && chain.widened_bytes(0..chain.len()) == 0 {
+            return Err(Usage::new(format!(
+                "--frozen-dtype {frozen} applies to none of the weights of `{}`: of those that are not trained, its files have none in \
+                 {frozen}; leave it out",
+                self.name
+            ))
+            .into());
+        }
+        Ok(chain)
     }
 
     /// Sets the float type of chains built from now on.

@@ -104,6 +104,7 @@ fn check(spec: &ModelSettings) -> Result<(), Usage> {
         ("--vocabulary-parts", spec.vocabulary_parts.is_some()),
         ("--train", !spec.train.is_empty()),
         ("--dtype", spec.dtype != FloatType::F32),
+        ("--frozen-dtype", spec.frozen_dtype.is_some()),
     ];
     match given.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(Usage::new(format!(

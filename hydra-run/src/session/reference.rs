@@ -77,6 +77,9 @@ impl Reference {
         let limit = spec.training.eval_limit;
         let form = (spec.adapters.base, spec.model.dtype);
         let mut all = serde_json::to_string(&(inputs, adapters, form, drawn_from, limit))?;
+        if let Some(frozen) = spec.model.frozen_dtype {
+            all += &frozen.to_string();
+        }
         // The last bits of a product on a GPU depend on the kind of device and on the precision.
         let gpus = match &spec.devices.devices {
             Some(DevicesArg::Cuda(_)) => Some("cuda"),

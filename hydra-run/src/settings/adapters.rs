@@ -6,6 +6,7 @@ use crate::terminal::Usage;
 use anyhow::Result;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use hydra_core::FloatType;
 use hydra_models::ModelError;
 use hydra_models::family::TaskType;
 use hydra_models::lora::{AdapterDir, Base, Lora, Targets};
@@ -91,6 +92,19 @@ impl AdapterSettings {
         if adapts && !model.train.is_empty() {
             return Err(Usage::new(
                 "--train excludes --lora and --adapter, which freeze the model's own layers; pass one of them",
+            ));
+        }
+        if model.frozen_dtype.is_some() && model.dtype != FloatType::F32 {
+            return Err(Usage::new(format!(
+                "--frozen-dtype applies to --dtype f32, and --dtype {} stores weights that are not trained in its own type; leave one \
+                 of the two out",
+                model.dtype
+            )));
+        }
+        if model.frozen_dtype.is_some() && !adapts && model.train.is_empty() {
+            return Err(Usage::new(
+                "--frozen-dtype sets the type of weights that are not trained, and all are trained; pass --lora RANK, --adapter DIR \
+                 or --train too",
             ));
         }
         if !adapts && self.base.is_some() {
@@ -247,6 +261,11 @@ mod tests {
         let of_adapter = AdapterSettings { adapter: Some("x".to_owned()), ..quantized() };
         assert!(of_adapter.check(&model).is_ok());
         assert_eq!(quantized().of_rank(4, &[]).base, Base::Nf4);
+        let narrow = ModelSettings { frozen_dtype: Some(FloatType::Bf16), ..model.clone() };
+        assert!(lora().check(&narrow).is_ok());
+        assert!(refused(settings(), &narrow).contains("all are trained; pass --lora"));
+        let both = ModelSettings { dtype: FloatType::Bf16, ..narrow };
+        assert!(refused(lora(), &both).contains("--frozen-dtype applies to --dtype f32"));
         let some = ModelSettings { train: vec!["head".to_owned()], ..model };
         assert!(refused(lora(), &some).contains("--train"));
     }

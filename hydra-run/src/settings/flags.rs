@@ -259,6 +259,7 @@ mod tests {
                 "grid",
                 "columns",
                 "frozen_weights",
+                "frozen_dtype",
                 "task",
                 "problem_type",
                 "loss",

@@ -123,6 +123,11 @@ pub struct ModelSettings {
     /// f32
     #[arg(long, default_value = "f32", value_parser = dtypes())]
     pub dtype: FloatType,
+    /// Type in which weights that are not trained are stored and transferred, and widened on devices for --dtype f32: the type of
+    /// the model's files, or the one that random weights are rounded to [default: f32]
+    #[arg(long, value_name = "bf16|f16", value_parser = flags::named::<FloatType>(&["bf16", "f16"]))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frozen_dtype: Option<FloatType>,
     /// Seed of initial weights, data order and dropout
     #[arg(long, value_name = "N", default_value = "0", value_parser = values::seed, allow_hyphen_values = true)]
     pub seed: u64,
