@@ -70,6 +70,15 @@ fn what_the_host_has_no_room_for_is_refused_with_settings_that_fit() {
 }
 
 #[test]
+fn a_frozen_base_that_the_host_has_no_room_for_is_stored_in_16_bits() {
+    let flags = "--model bytes-small --lora 2 --batch 1 --lr 1e-3 --context 16 --steps 2 --devices cpu:1x1 --device-memory 64MiB \
+                 --eval-limit 4 --host-memory 10MiB";
+    let (said, ways) = refused(flags);
+    assert_eq!(names(&ways)[..2], ["--host-memory", "--frozen-dtype"], "{said}");
+    check(flags, &ways);
+}
+
+#[test]
 fn a_context_for_examples_that_are_too_long_is_named_with_what_it_cuts() {
     let root = tempfile::tempdir().unwrap();
     let data = root.path().join("long.jsonl");

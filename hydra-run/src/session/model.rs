@@ -422,6 +422,11 @@ impl Model {
         self.dtype = dtype;
     }
 
+    /// Sets the type of frozen weights of chains built from now on; `None` is that of the chain.
+    pub(crate) fn set_frozen_float_type(&mut self, dtype: Option<FloatType>) {
+        self.frozen_dtype = dtype;
+    }
+
     /// Cuts each vocabulary table into `parts` layers in chains built from now on.
     pub(crate) fn cut_vocabulary(&mut self, parts: usize) -> Result<()> {
         self.vocabulary_parts = parts;

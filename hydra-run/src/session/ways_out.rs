@@ -166,6 +166,7 @@ impl SettingsSearch<'_> {
             ScarceMemory::Host { needed, masters_alone } => {
                 self.host_memory(needed);
                 self.disk_memory();
+                self.frozen_type();
                 if !masters_alone {
                     self.batch();
                     self.float_type();
@@ -395,10 +396,35 @@ impl SettingsSearch<'_> {
             },
             |this| this.plan(&spec, &planned),
         );
-        self.note("--dtype bf16".to_owned(), plan);
+        let without = if spec.model.frozen_dtype.is_some() { " without --frozen-dtype" } else { "" };
+        self.note(format!("--dtype bf16{without}"), plan);
         // Restores the original type.
         let _ = self.maker.change_models(|model| {
             model.set_float_type(before);
+            Ok(())
+        });
+    }
+
+    /// Tries the 16-bit type that the weights have that are not trained, if there are any.
+    fn frozen_type(&mut self) {
+        let (spec, planned) = (self.spec(), self.refused.planned.clone());
+        if spec.model.dtype != FloatType::F32 || spec.model.frozen_dtype.is_some() {
+            return;
+        }
+        for float in [FloatType::Bf16, FloatType::F16] {
+            let change = |model: &mut crate::session::model::Model| {
+                model.set_frozen_float_type(Some(float));
+                Ok(())
+            };
+            let plan = self.with_models(change, |this| this.plan(&spec, &planned));
+            let applies = !matches!(plan, PlanResult::Unknown);
+            self.note(format!("--frozen-dtype {float}"), plan);
+            if applies {
+                break;
+            }
+        }
+        let _ = self.maker.change_models(|model| {
+            model.set_frozen_float_type(None);
             Ok(())
         });
     }
