@@ -11,7 +11,7 @@ use crate::protocol::{Event, LoadedWeights, Reporter};
 use crate::task::TaskInfo;
 use crate::weights::{ParamHashes, WeightHash, initial_buffer, param_hashes};
 use crossbeam_channel::Receiver;
-use hydra_core::{BufferParam, Encoding, FileSpan, FileVersion, FloatType, ParamBufferLayout};
+use hydra_core::{BufferParam, Encoding, FileSpan, FloatType, ParamBufferLayout};
 use hydra_spill::{
     Budget, DeviceLink, Files, Floats, Hashes, InPlaceParam, InPlaceParams, Masters, MastersPart,
     NarrowFloats, PIECE, ParamBufferId, Reservation, SharedStore, SourceFile, SpillError, TierStore,
@@ -162,7 +162,7 @@ impl InitialWeights {
         for group in self.groups(reader.is_some()) {
             // Before the files are read: what changes afterwards is noticed for the next task. A checkpoint may have other values
             // than its files have now.
-            let files = |buffer| if reader.is_some() { None } else { self.files(buffer) };
+            let files = |buffer| if reader.is_some() { None } else { self.info.files(buffer) };
             let files: Vec<Files> = group.clone().map(files).collect();
             let load = || self.load(group.clone(), reader.as_mut(), &files, &start_hashes);
             let loaded = guarded(WHAT, load)?;
@@ -202,19 +202,10 @@ impl InitialWeights {
         self.info.admitted.storage.shared[buffer].is_some() || start_hashes.wants(self.is_frozen(buffer))
     }
 
-    /// The files from which a shared buffer is read, if they are as they were; `None` if not, and for other buffers.
-    fn files(&self, buffer: usize) -> Files {
-        self.info.admitted.storage.shared[buffer]?;
-        let chain = self.info.chain();
-        let files = chain.source().files_of(chain, buffer)?;
-        files.iter().all(FileVersion::is_current).then_some(files)
-    }
-
     /// The hashes of a shared buffer that another task has read from these files.
     fn stored(&self, buffer: usize, files: &Files) -> Option<Hashes> {
-        let id = self.info.admitted.storage.shared[buffer]?.id;
-        let is_same = files.is_some() && self.store.files(id)? == *files;
-        self.store.hashes(id).filter(|_| is_same)
+        let from = || self.store.hashes_from(self.info.admitted.storage.shared[buffer]?.id, files);
+        self.memory.stored.get(&buffer).cloned().or_else(from)
     }
 
     /// The initial parameters of a group of buffers: the next ones in the checkpoint, stored already, drawn ahead of time, or
@@ -424,6 +415,7 @@ impl InitialWeights {
         let shared = &self.info.admitted.storage.shared;
         let is_there = |buffer: usize| shared[buffer].is_some_and(|of| self.store.hashes(of.id).is_some());
         let passing = |buffer: usize| match self.info.passes(buffer) {
+            _ if self.memory.stored.contains_key(&buffer) => None,
             _ if is_there(buffer) => Some(self.memory.compared.bytes()),
             true => Some(self.memory.passing.bytes()),
             false => None,

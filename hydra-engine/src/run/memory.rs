@@ -6,7 +6,8 @@ use crate::observer::TierMemory;
 use crate::protocol::HostHeadroom;
 use crate::task::TaskInfo;
 use hydra_core::ByteSize;
-use hydra_spill::{Budget, DeviceResidentStore, ParamBufferId, Reservation, SharedStore, SpillError};
+use hydra_spill::{Budget, DeviceResidentStore, Hashes, ParamBufferId, Reservation, SharedStore, SpillError};
+use std::collections::BTreeMap;
 use std::iter;
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ pub(super) struct MastersMemory {
     pub passing: Reservation,
     /// Host memory for reading shared masters that are compared with the stored ones.
     pub compared: Reservation,
+    /// The hashes of the shared buffers that are stored and need not be compared, by buffer.
+    pub stored: BTreeMap<usize, Hashes>,
 }
 
 /// The memory that a run was admitted with, and the stores of the parameter buffers in it.
@@ -66,10 +69,25 @@ impl RunMemory {
         })
     }
 
-    /// The bytes of a task's largest shared buffer that is already stored: the task reads its own copy to compare it.
-    pub(super) fn compared_bytes(&self, info: &TaskInfo) -> u64 {
+    /// The hashes of a task's shared buffers that are stored, and whose files are as they were when they were read: they are not
+    /// read again.
+    pub(super) fn stored(&self, info: &TaskInfo) -> BTreeMap<usize, Hashes> {
+        // A checkpoint may have other values than its files have now.
+        let read = info.shared_names().filter(|_| info.task.start.weights().is_none());
+        let there = read.filter(|(_, shared)| self.store.has_names(shared.id));
+        let hashes = |(name, shared): (ParamBufferId, SharedBuffer)| {
+            let hashes = self.store.hashes_from(shared.id, &info.files(name.buffer))?;
+            Some((name.buffer, hashes))
+        };
+        there.filter_map(hashes).collect()
+    }
+
+    /// The bytes of a task's largest shared buffer that others have brought, other than those that are `stored`: the task reads its
+    /// own copy to compare it.
+    pub(super) fn compared_bytes(&self, info: &TaskInfo, stored: &BTreeMap<usize, Hashes>) -> u64 {
         let there = info.shared_names().filter(|(_, shared)| self.store.has_names(shared.id));
-        there.map(|(id, _)| info.compared_bytes(id.buffer)).max().unwrap_or(0)
+        let read = there.map(|(id, _)| id.buffer).filter(|buffer| !stored.contains_key(buffer));
+        read.map(|buffer| info.compared_bytes(buffer)).max().unwrap_or(0)
     }
 
     /// Reserves memory for the masters of a task, if it is free. A shared buffer gets its memory in the store from the
@@ -77,21 +95,22 @@ impl RunMemory {
     /// working memory.
     pub(super) fn for_masters(&mut self, info: &TaskInfo, idle: bool) -> Option<MastersMemory> {
         let (name, working) = (info.name(), &self.disk.working);
-        let passing = match info.most_passing() {
-            Some(_) if idle => working.try_reserve(working.capacity(), name)?,
-            most => self.host.try_reserve(most.unwrap_or(0), name)?,
-        };
-        let compared = self.host.try_reserve(self.compared_bytes(info), name)?;
         let brings = |shared: &SharedBuffer| !self.store.has_names(shared.id);
         let storage = &info.admitted.storage;
         let brought: u64 = storage.shared_in_memory().filter(brings).map(|shared| shared.bytes).sum();
         let mut host = self.host.try_reserve(storage.memory_bytes() + brought, name)?;
+        let stored = self.stored(info);
+        let passing = match info.most_passing(|buffer| !stored.contains_key(&buffer)) {
+            Some(_) if idle => working.try_reserve(working.capacity(), name)?,
+            most => self.host.try_reserve(most.unwrap_or(0), name)?,
+        };
+        let compared = self.host.try_reserve(self.compared_bytes(info, &stored), name)?;
         for (name, shared) in info.shared_names() {
             // Space on the disk was reserved when the run started.
             let reservation = brings(&shared).then(|| host.split(shared.bytes));
             self.store.join(name, shared.id, reservation);
         }
-        Some(MastersMemory { host, disk: self.disk.take_space(info.id), passing, compared })
+        Some(MastersMemory { host, disk: self.disk.take_space(info.id), passing, compared, stored })
     }
 
     /// Gives shared buffers on the disk their space, and registers the tasks that use them until they end.

@@ -38,7 +38,9 @@ impl StartQueue {
         let running = RunningTasks::new(shares, self.devices);
         let has_space = |info: &TaskInfo| {
             let bytes = running.bytes_with(&info.admitted.host_share());
-            bytes.saturating_add(memory.compared_bytes(info)) <= memory.for_tasks
+            // Files are examined only if memory is left.
+            let compared = || memory.compared_bytes(info, &memory.stored(info));
+            bytes <= memory.for_tasks && bytes.saturating_add(compared()) <= memory.for_tasks
         };
         waiting.filter(|task| has_space(&task.info)).collect()
     }

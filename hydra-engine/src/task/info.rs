@@ -5,9 +5,9 @@ use crate::admission::{
 };
 use crate::checkpoint::{Checkpoint, Identity};
 use crate::train_task::TrainTask;
-use hydra_core::{Chain, Dataset, TaskId};
+use hydra_core::{Chain, Dataset, FileVersion, TaskId};
 use hydra_sched::program::{EvaluationKind, Program, Stage};
-use hydra_spill::ParamBufferId;
+use hydra_spill::{Files, ParamBufferId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -128,10 +128,18 @@ impl TaskInfo {
         self.admitted.storage.on_disk.contains(&true)
     }
 
-    /// The largest [`passing_bytes`](Self::passing_bytes) of the buffers that pass, if any do.
-    pub(crate) fn most_passing(&self) -> Option<u64> {
-        let buffers = 0..self.chain().buffers().len();
+    /// The largest [`passing_bytes`](Self::passing_bytes) of the buffers that pass and for which `is_read` is true, if any do.
+    pub(crate) fn most_passing(&self, is_read: impl Fn(usize) -> bool) -> Option<u64> {
+        let buffers = (0..self.chain().buffers().len()).filter(|buffer| is_read(*buffer));
         buffers.filter(|buffer| self.passes(*buffer)).map(|buffer| self.passing_bytes(buffer)).max()
+    }
+
+    /// The files from which a shared buffer is read, if they are as they were; `None` if not, and for other buffers.
+    pub(crate) fn files(&self, buffer: usize) -> Files {
+        self.admitted.storage.shared[buffer]?;
+        let chain = self.chain();
+        let files = chain.source().files_of(chain, buffer)?;
+        files.iter().all(FileVersion::is_current).then_some(files)
     }
 
     /// Its own id and the shared id of each buffer that it shares with other tasks.

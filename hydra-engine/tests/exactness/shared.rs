@@ -355,6 +355,29 @@ fn a_base_whose_files_stay_the_same_is_read_once() {
 }
 
 #[test]
+fn a_task_takes_over_a_base_without_memory_to_read_it_again() {
+    let dir = TempDir::new().expect("a directory");
+    let path = dir.path().join("base");
+    fs::write(&path, "0").expect("a file");
+    let file = File { path: Some(path), ..File::called("base") };
+    let chains = vec![chain(file.clone()); TASKS];
+    let run_in = |host: u64| {
+        let run = cut().orchestrator().host_memory(ByteSize(host)).queued(usize::MAX);
+        submitted(run, &cut(), &chains).admit()
+    };
+    // The least host memory for one task after the other.
+    let (mut least, mut most) = (0, 4 << 20);
+    while most - least > 256 {
+        let middle = u64::midpoint(least, most);
+        *(if run_in(middle).is_ok() { &mut most } else { &mut least }) = middle;
+    }
+    let admitted = run_in(most).expect("it fits");
+    let before = file.reads.load(Relaxed);
+    check(&admitted.start().expect("a run"));
+    assert_eq!(file.reads.load(Relaxed) - before, 1);
+}
+
+#[test]
 fn a_base_that_changes_during_a_run_fails_who_reads_it_then() {
     let file = File::called("base.safetensors");
     let chains = vec![chain(file.clone()); TASKS];

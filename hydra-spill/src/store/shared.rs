@@ -82,10 +82,10 @@ impl SharedStore {
         }
     }
 
-    /// The files from which a shared buffer was read, if it is present.
-    pub fn files(&self, shared: ParamBufferId) -> Option<Files> {
+    /// The hashes of a shared buffer, if it is present and is known to have been read from these files.
+    pub fn hashes_from(&self, shared: ParamBufferId, files: &Files) -> Option<Hashes> {
         match &self.lock().shared.get(&shared)?.content {
-            SharedContent::There(_, files) => Some(files.clone()),
+            SharedContent::There(hashes, from) if from.is_some() && from == files => Some(hashes.clone()),
             _ => None,
         }
     }
@@ -288,9 +288,11 @@ mod tests {
         store.join(OTHER, SHARED, Some(reservation));
         let files: Files =
             Some(BTreeSet::from([FileVersion::new(Path::new("."), &fs::metadata(".").unwrap())]));
-        assert_eq!(store.files(SHARED), None);
+        assert_eq!(store.hashes_from(SHARED, &files), None);
         store.put(SHARED, masters(), hashes(2), files.clone()).unwrap();
-        assert_eq!((store.hashes(SHARED), store.files(SHARED)), (Some(hashes(2)), Some(files)));
+        assert_eq!(store.hashes(SHARED), Some(hashes(2)));
+        let from = [files, Some(BTreeSet::new()), None].map(|files| store.hashes_from(SHARED, &files));
+        assert_eq!(from, [Some(hashes(2)), None, None]);
     }
 
     #[test]
