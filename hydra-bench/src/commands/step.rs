@@ -12,9 +12,11 @@ use hydra_models::gpt2::{Gpt2, Gpt2Config};
 use hydra_models::lora::Base;
 use hydra_run::session::{
     Both, Environment, Synthetic, admit, context_of, devices, note_of_memory, orchestrator, quantized,
+    with_frozen_dtype,
 };
 use hydra_run::settings::{
-    AdapterSettings, DEFAULT_MODEL, DeviceSettings, OUTPUT, dtypes, flags, model_help, values,
+    AdapterSettings, DEFAULT_MODEL, DeviceSettings, OUTPUT, check_frozen_dtype, dtypes, flags, model_help,
+    values,
 };
 use hydra_run::terminal::{Outcome, Table, Usage, print, tell};
 use measure::{Meter, StepCosts};
@@ -157,6 +159,7 @@ impl Subject {
     }
 
     fn task(&self, args: &StepArgs, cuts: Option<Vec<usize>>) -> Result<TrainTask> {
+        check_frozen_dtype(args.frozen_dtype, args.dtype)?;
         if self.model.is_quantized() && args.lora.is_none() {
             return Err(quantized(&self.name).into());
         }
@@ -166,7 +169,7 @@ impl Subject {
         };
         let chain = args.lora.map_or_else(|| self.model.chain(), lora)?.with_float_type(args.dtype);
         let chain = match args.frozen_dtype {
-            Some(float) => chain.with_frozen_float_type(float),
+            Some(float) => with_frozen_dtype(chain, float, &self.name)?,
             None => chain,
         };
         let Reads::Tokens { vocabulary, .. } = self.model.reads() else {

@@ -37,7 +37,7 @@ pub mod watching;
 mod ways_out;
 
 pub use model::Model;
-pub use model::quantized;
+pub use model::{quantized, with_frozen_dtype};
 pub use orchestrator::orchestrator;
 pub use orchestrator::{
     Both, Environment, admit, decode_memory, devices, evaluating, note_of_cuts, note_of_decoding,

@@ -405,16 +405,10 @@ impl Model {
     fn typed(&self, chain: Chain) -> Result<Chain> {
         let chain = chain.with_float_type(self.dtype);
         let Some(frozen) = self.frozen_dtype else { return Ok(chain) };
-        let chain = chain.with_frozen_float_type(frozen);
-        if self.dtype == FloatType::F32 && chain.widened_bytes(0..chain.len()) == 0 {
-            return Err(Usage::new(format!(
-                "--frozen-dtype {frozen} applies to none of the weights of `{}`: of those that are not trained, its files have none in \
-                 {frozen}; leave it out",
-                self.name
-            ))
-            .into());
+        match self.dtype {
+            FloatType::F32 => Ok(with_frozen_dtype(chain, frozen, &self.name)?),
+            _ => Ok(chain),
         }
-        Ok(chain)
     }
 
     /// Sets the float type of chains built from now on.
@@ -543,6 +537,18 @@ pub fn quantized(name: &str) -> Usage {
     Usage::new(format!(
         "`{name}` has quantized matrices, which cannot be trained; pass --lora RANK to train adapters of them"
     ))
+}
+
+/// Stores the frozen weights of a chain that computes in `f32` in this type; an error if it applies to none of them.
+pub fn with_frozen_dtype(chain: Chain, frozen: FloatType, name: &str) -> Result<Chain, Usage> {
+    let chain = chain.with_frozen_float_type(frozen);
+    if chain.widened_bytes(0..chain.len()) > 0 {
+        return Ok(chain);
+    }
+    Err(Usage::new(format!(
+        "--frozen-dtype {frozen} applies to none of the weights of `{name}`: of those that are not trained, its files have none in \
+         {frozen}; leave it out"
+    )))
 }
 
 /// Prints the notes on adapters.

@@ -1,12 +1,11 @@
 //! LoRA adapters of a frozen model.
 
 use super::axis::repeated;
-use super::{ModelSettings, values};
+use super::{ModelSettings, check_frozen_dtype, values};
 use crate::terminal::Usage;
 use anyhow::Result;
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use hydra_core::FloatType;
 use hydra_models::ModelError;
 use hydra_models::family::TaskType;
 use hydra_models::lora::{AdapterDir, Base, Lora, Targets};
@@ -94,13 +93,7 @@ impl AdapterSettings {
                 "--train excludes --lora and --adapter, which freeze the model's own layers; pass one of them",
             ));
         }
-        if model.frozen_dtype.is_some() && model.dtype != FloatType::F32 {
-            return Err(Usage::new(format!(
-                "--frozen-dtype applies to --dtype f32, and --dtype {} stores weights that are not trained in its own type; leave one \
-                 of the two out",
-                model.dtype
-            )));
-        }
+        check_frozen_dtype(model.frozen_dtype, model.dtype)?;
         if model.frozen_dtype.is_some() && !adapts && model.train.is_empty() {
             return Err(Usage::new(
                 "--frozen-dtype sets the type of weights that are not trained, and all are trained; pass --lora RANK, --adapter DIR \
@@ -215,6 +208,7 @@ fn local(adapters: &Path, name: &str) -> Option<PathBuf> {
 mod tests {
     use super::super::{Grid, TrainingSettings, flags};
     use super::*;
+    use hydra_core::FloatType;
 
     fn settings() -> AdapterSettings {
         flags::defaults()

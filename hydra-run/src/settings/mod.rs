@@ -31,7 +31,7 @@ pub use devices::policy_help;
 pub use fork::ForkSettings;
 pub use grid::Grid;
 pub(crate) use model::is_own;
-pub use model::{DEFAULT_MODEL, ModelSettings, TaskName, dtypes, model_help};
+pub use model::{DEFAULT_MODEL, ModelSettings, TaskName, check_frozen_dtype, dtypes, model_help};
 pub use output::OutSettings;
 pub use output::{OUTPUT, ResultSettings};
 pub use part::PartSettings;

@@ -149,6 +149,17 @@ pub fn dtypes() -> impl TypedValueParser<Value = FloatType> {
     flags::named(&["f32", "bf16"])
 }
 
+/// Refuses `--frozen-dtype` with a `--dtype` of 16 bits.
+pub fn check_frozen_dtype(frozen: Option<FloatType>, dtype: FloatType) -> Result<(), Usage> {
+    match frozen {
+        Some(_) if dtype != FloatType::F32 => Err(Usage::new(format!(
+            "--frozen-dtype applies to --dtype f32, and --dtype {dtype} stores weights that are not trained in its own type; leave one of \
+             the two out"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// The parser of `--loss-on`.
 fn loss_on() -> impl TypedValueParser<Value = LossOn> {
     flags::named(&LossOn::NAMES)
