@@ -168,10 +168,11 @@ impl Subject {
             self.model.adapted(&adapters.of_rank(rank, self.model.adapting().targets), None)
         };
         let chain = args.lora.map_or_else(|| self.model.chain(), lora)?.with_float_type(args.dtype);
-        let chain = match args.frozen_dtype {
+        let (chain, note) = match args.frozen_dtype {
             Some(float) => with_frozen_dtype(chain, float, &self.name)?,
-            None => chain,
+            None => (chain, None),
         };
+        note.iter().for_each(|note| tell(note));
         let Reads::Tokens { vocabulary, .. } = self.model.reads() else {
             bail!("steps are measured on tokens")
         };

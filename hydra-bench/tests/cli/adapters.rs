@@ -230,3 +230,51 @@ fn what_adapters_say_and_is_not_done_is_named() {
     let said = text(&out.stderr);
     assert!(out.status.success() && said.contains("note: ") && said.contains("`later_key`"), "{said}");
 }
+
+/// Copies a model in `f32` with the weights of one layer rounded to `bf16`. Returns the number of the other parameters.
+fn with_a_layer_in_bf16(base: &Path, copy: &Path) -> u64 {
+    fs::create_dir(copy).unwrap();
+    for file in fs::read_dir(base).unwrap().map(|entry| entry.unwrap().path()) {
+        fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+    }
+    let file = copy.join("model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let (mut values, mut others) = (Vec::new(), 0);
+    let tensors = header.as_object_mut().unwrap().iter_mut().filter(|(name, _)| *name != "__metadata__");
+    for (name, tensor) in tensors {
+        let [from, to] = [0, 1].map(|end| tensor["data_offsets"][end].as_u64().unwrap() as usize);
+        let (old, first) = (&bytes[start + from..start + to], values.len());
+        if name.starts_with("model.layers.0.") {
+            values.extend(old.chunks_exact(4).flat_map(|value| [value[2], value[3]]));
+            tensor["dtype"] = "BF16".into();
+        } else {
+            values.extend_from_slice(old);
+            others += old.len() as u64 / 4;
+        }
+        tensor["data_offsets"] = serde_json::json!([first, values.len()]);
+    }
+    let header = header.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&file, [&length[..], header.as_bytes(), &values].concat()).unwrap();
+    others
+}
+
+#[test]
+fn a_note_counts_the_frozen_weights_that_stay_f32() {
+    let root = TempDir::new().unwrap();
+    let base = root.path().join("base");
+    let others = with_a_layer_in_bf16(&BASE.1, &base);
+    let paths = ["--model", base.to_str().unwrap(), "--data", BASE.2.to_str().unwrap()];
+    let select =
+        "select --batch 8 --lr 1e-3 --lora 2,4 --steps 1 --device-memory 64MiB --dry-run --frozen-dtype";
+    let said = |frozen| {
+        let arguments: Vec<&str> = select.split_whitespace().chain([frozen]).chain(paths).collect();
+        text(&hydra(&arguments).output().unwrap().stderr)
+    };
+    let found = said("bf16");
+    assert_eq!(found.matches("--frozen-dtype").count(), 1, "once for both ranks: {found}");
+    assert!(found.contains(&format!("does not apply to {others} parameters of")), "{others}: {found}");
+    assert!(said("f16").contains("--frozen-dtype f16 applies to none of the weights"));
+}

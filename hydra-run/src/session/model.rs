@@ -8,7 +8,7 @@ use super::{origin, own};
 use crate::settings::{AdapterSettings, ModelSettings, other_base};
 use crate::terminal::{Usage, tell};
 use anyhow::{Context as _, Result, bail};
-use hydra_core::{Chain, FloatType, ModelWriter, ParamBufferLayout};
+use hydra_core::{Chain, Encoding, FloatType, ModelWriter, ParamBufferLayout};
 use hydra_models::data::{Content, DecodeMemory, InputRows, Split, WithReference};
 use hydra_models::family::{self, Labels};
 use hydra_models::generation::{KvCache, KvCacheForm, NextToken, Sequences};
@@ -18,7 +18,7 @@ use hydra_models::objective::Predictions;
 use hydra_models::tokenizer::{Tokenizer, TokenizerWriter};
 use hydra_models::weights::{SaveForm, SavedType};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// A model, from a preset, a configuration file or a directory, with its data reader.
 pub struct Model {
@@ -26,6 +26,8 @@ pub struct Model {
     name: String,
     dtype: FloatType,
     frozen_dtype: Option<FloatType>,
+    /// Whether the note on frozen weights of another type was printed.
+    frozen_noted: Once,
     /// The layers to train; all layers if empty.
     train: Vec<String>,
     reader: Reader,
@@ -62,6 +64,7 @@ impl Model {
             name,
             dtype,
             frozen_dtype,
+            frozen_noted: Once::new(),
             train,
             reader,
             objective,
@@ -405,10 +408,14 @@ impl Model {
     fn typed(&self, chain: Chain) -> Result<Chain> {
         let chain = chain.with_float_type(self.dtype);
         let Some(frozen) = self.frozen_dtype else { return Ok(chain) };
-        match self.dtype {
-            FloatType::F32 => Ok(with_frozen_dtype(chain, frozen, &self.name)?),
-            _ => Ok(chain),
+        if self.dtype != FloatType::F32 {
+            return Ok(chain);
         }
+        let (chain, note) = with_frozen_dtype(chain, frozen, &self.name)?;
+        if let Some(note) = note {
+            self.frozen_noted.call_once(|| tell(&note));
+        }
+        Ok(chain)
     }
 
     /// Sets the float type of chains built from now on.
@@ -539,11 +546,24 @@ pub fn quantized(name: &str) -> Usage {
     ))
 }
 
-/// Stores the frozen weights of a chain that computes in `f32` in this type; an error if it applies to none of them.
-pub fn with_frozen_dtype(chain: Chain, frozen: FloatType, name: &str) -> Result<Chain, Usage> {
+/// Stores the frozen weights of a chain that computes in `f32` in this type, and returns a note on those that stay `f32`, if
+/// there are any; an error if it applies to none.
+pub fn with_frozen_dtype(
+    chain: Chain,
+    frozen: FloatType,
+    name: &str,
+) -> Result<(Chain, Option<String>), Usage> {
     let chain = chain.with_frozen_float_type(frozen);
+    let is_other = |buffer: &ParamBufferLayout| {
+        !buffer.trained && buffer.encoding != Encoding::Nf4 && buffer.float != frozen
+    };
     if chain.widened_bytes(0..chain.len()) > 0 {
-        return Ok(chain);
+        let others = elements(&chain, is_other);
+        let note = format!(
+            "note: --frozen-dtype {frozen} does not apply to {others} parameters of `{name}`, which stay f32: the files have them, or \
+             others of their layers, in another type"
+        );
+        return Ok((chain, (others > 0).then_some(note)));
     }
     Err(Usage::new(format!(
         "--frozen-dtype {frozen} applies to none of the weights of `{name}`: of those that are not trained, its files have none in \
