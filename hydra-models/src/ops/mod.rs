@@ -25,6 +25,7 @@ mod head;
 #[allow(unsafe_code)]
 mod kernels;
 mod linear;
+mod log_sums;
 mod math;
 mod norm;
 mod precision;
@@ -55,6 +56,7 @@ pub(crate) use linear::{Form, linear_by_row};
 pub use linear::{
     linear, linear_nf4, linear_nf4_onto, linear_onto, linear_transposed, linear_transposed_onto,
 };
+pub(crate) use log_sums::log_sums;
 pub(crate) use math::log_sum_exp;
 pub use norm::layer_norm;
 pub use precision::{Precision, bf16_products, set_precision};

@@ -2,7 +2,7 @@
 
 use super::{Attention, GroupedAttention, Rotary};
 use burn::tensor::ops::ConvOptions;
-use burn::tensor::{Bool, Int, Tensor, TensorData, activation, module};
+use burn::tensor::{Bool, FloatDType, Int, Tensor, TensorData, activation, module};
 use hydra_core::Pass;
 
 /// The mean loss of [`head_loss`](super::head_loss), with all logits in memory at the same time.
@@ -12,6 +12,17 @@ pub fn head_loss(hidden: Tensor<2>, table: Tensor<2>, targets: Tensor<1, Int>) -
     let log_probabilities = activation::log_softmax(hidden.matmul(table.transpose()), 1);
     let losses = log_probabilities.gather(1, targets).squeeze_dim::<1>(1).neg();
     (losses * real.clone()).sum() / real.sum()
+}
+
+/// The log-sum-exp of each row of `logits`, `[rows, columns]`, and its logit in the column that `columns` `[rows]` holds, or 0 if that
+/// is negative: each `F32` of shape `[rows]`.
+pub fn log_sums(logits: Tensor<2>, columns: Tensor<1, Int>) -> [Tensor<1>; 2] {
+    let ([rows, _], none) = (logits.dims(), columns.clone().lower_elem(0));
+    let logits = logits.cast(FloatDType::F32);
+    let largest = logits.clone().max_dim(1).detach();
+    let sums = (logits.clone() - largest.clone()).exp().sum_dim(1).log() + largest;
+    let own = logits.gather(1, columns.clamp_min(0).reshape([rows, 1]));
+    [sums.reshape([rows]), own.reshape([rows]).mask_fill(none, 0.0)]
 }
 
 /// [`layer_norm`](super::layer_norm): the last dimension shifted and scaled to mean zero and variance one.

@@ -106,14 +106,9 @@ impl Place {
     /// The log-sum-exp of this part's logits, and the logit of each target in its rows.
     fn logits(self, hidden: Tensor<3>, table: Tensor<2>, targets: Tensor<1, Int>) -> [Tensor<1>; 2] {
         let ([batch, tokens, _], [rows, _]) = (hidden.dims(), table.dims());
-        let count = batch * tokens;
-        let logits = ops::linear_transposed(hidden, table, None);
-        let logits = logits.cast(FloatDType::F32).reshape([count, rows]);
-        let largest = logits.clone().max_dim(1).detach();
-        let total = (logits.clone() - largest.clone()).exp().sum_dim(1).log() + largest;
+        let logits = ops::linear_transposed(hidden, table, None).reshape([batch * tokens, rows]);
         let (local, others) = own(targets, self.first, rows);
-        let said = logits.gather(1, local.reshape([count, 1])).reshape([count]);
-        [total.reshape([count]), said.mask_fill(others, 0.0)]
+        ops::log_sums(logits, local.mask_fill(others, -1))
     }
 }
 
