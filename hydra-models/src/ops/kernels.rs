@@ -128,12 +128,24 @@ impl<'a, T> MatMut<'a, T> {
 
     /// Splits it into blocks of `width` columns, from the left; the last one may be narrower.
     fn blocks_of_cols(&mut self, width: usize) -> Vec<MatMut<'_, T>> {
-        let block = |start: usize| {
-            // SAFETY: the block starts within the first row (the matrix has rows, or nothing is read).
-            let first = if self.rows == 0 { self.first } else { unsafe { self.first.add(start) } };
-            MatMut { first, cols: width.min(self.cols - start), data: PhantomData, ..*self }
+        let block = |start: usize| start..self.cols.min(start + width);
+        let blocks: Vec<_> = (0..self.cols).step_by(width).map(block).collect();
+        self.apart(&blocks)
+    }
+
+    /// Mutable views of ranges of columns, which ascend and do not overlap.
+    #[track_caller]
+    fn apart(&mut self, ranges: &[Range<usize>]) -> Vec<MatMut<'_, T>> {
+        let ends = ranges.iter().scan(0, |end, range| Some(std::mem::replace(end, range.end)));
+        let fits = |(range, end): (&Range<usize>, usize)| end <= range.start && range.end <= self.cols;
+        assert!(ranges.iter().zip(ends).all(fits), "columns {ranges:?} of {}", self.cols);
+        let view = |range: &Range<usize>| {
+            let skipped = if self.rows == 0 || range.is_empty() { 0 } else { range.start };
+            // SAFETY: an element of the first row, or the first of all.
+            let first = unsafe { self.first.add(skipped) };
+            MatMut { first, cols: range.len(), data: PhantomData, ..*self }
         };
-        (0..self.cols).step_by(width).map(block).collect()
+        ranges.iter().map(view).collect()
     }
 
     /// A mutable view of a range of columns.
@@ -182,18 +194,58 @@ pub(super) enum Write {
 /// If shapes do not match.
 #[track_caller]
 pub(super) fn matmul(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>, b: Mat<'_>) {
-    let work = out.rows * out.cols * a.cols;
-    let threads = if work < SPREAD_FROM { Parallelism::None } else { Parallelism::Rayon(0) };
     if out.rows < TURN_FROM || b.rows == 0 || !b.is_turned() || !transposes_in_registers() {
+        let threads = if spreads(out, a) { Parallelism::Rayon(0) } else { Parallelism::None };
         return matmul_on(out, write, factor, a, b, threads);
     }
     assert_eq!(out.cols, b.cols, "a product has as many columns as its right side");
-    let mut turned = Vec::new();
-    for cols in panels(b.cols, turned_cols(b.rows, threads_here())) {
-        transpose_into(&mut turned, b.cols(cols.clone()).t());
-        let right = Mat::new(&turned, b.rows, cols.len());
-        matmul_on(&mut out.cols(cols), write, factor, a, right, threads);
+    matmul_by_panels((out, write, factor), a, b.rows, |turned, cols, threads| {
+        transpose_into(turned, b.cols(cols.clone()).t(), threads);
+        Mat::new(turned, b.rows, cols.len())
+    });
+}
+
+/// Whether a product runs on several threads.
+fn spreads(out: &MatMut<'_>, a: Mat<'_>) -> bool {
+    out.rows * out.cols * a.cols >= SPREAD_FROM
+}
+
+/// [`matmul`] with a right side of `terms` rows that is made in panels of columns: `right` writes the columns of a range into a
+/// reused vector, on this number of threads. If there are enough columns, each thread makes the panels of its own, and waits for
+/// no other thread until the end; otherwise all of them compute a panel together.
+#[track_caller]
+fn matmul_by_panels(
+    (out, write, factor): (&mut MatMut<'_>, Write, f32),
+    a: Mat<'_>,
+    terms: usize,
+    right: impl for<'p> Fn(&'p mut Vec<f32>, Range<usize>, usize) -> Mat<'p> + Sync,
+) {
+    let threads = threads_here();
+    if threads == 1 || out.cols < threads * TURNED || !spreads(out, a) {
+        let (spread, mut panel) = (spreads(out, a), Vec::new());
+        let parallelism = if spread { Parallelism::Rayon(0) } else { Parallelism::None };
+        for cols in panels(out.cols, turned_cols(terms, threads)) {
+            let right = right(&mut panel, cols.clone(), threads);
+            matmul_on(&mut out.cols(cols), write, factor, a, right, parallelism);
+        }
+        return;
     }
+    let width = own_cols(terms, threads);
+    let cols = out.cols;
+    let start = |thread| if thread == threads { cols } else { thread * cols / threads / TILE * TILE };
+    let own: Vec<_> = (0..threads).map(|thread| start(thread)..start(thread + 1)).collect();
+    out.apart(&own).into_par_iter().zip(&own).for_each(|(mut out, own)| {
+        let mut panel = Vec::new();
+        for cols in panels(own.len(), width) {
+            let right = right(&mut panel, own.start + cols.start..own.start + cols.end, 1);
+            matmul_on(&mut out.cols(cols), write, factor, a, right, Parallelism::None);
+        }
+    });
+}
+
+/// The number of columns with `rows` rows that a thread transposes at a time, if each has its own columns.
+fn own_cols(rows: usize, threads: usize) -> usize {
+    (MOST_TURNED / (threads * rows).max(1) / NARROW * NARROW).clamp(NARROW, TURNED)
 }
 
 /// The number of threads in the current pool. It determines how much is transposed at a time, but no sum, because no
@@ -210,6 +262,9 @@ const TURN_FROM: usize = 128;
 /// Columns of a right-hand side that each thread transposes at a time: they are still in cache when the product packs
 /// them.
 const TURNED: usize = 192;
+
+/// The least number of columns that a thread transposes at a time: those of one tile of a product.
+const NARROW: usize = 64;
 
 /// Maximum elements that are transposed at a time if they exceed [`TURNED`] columns.
 const MOST_TURNED: usize = 1 << 22;
@@ -276,30 +331,31 @@ fn matmul_on(out: &mut MatMut<'_>, write: Write, factor: f32, a: Mat<'_>, b: Mat
 /// The side of the tiles that are transposed in registers.
 const TILE: usize = 16;
 
-/// Transposes a row-major matrix into a reused vector.
-fn transpose_into(out: &mut Vec<f32>, x: Mat<'_>) {
+/// Transposes a row-major matrix into a reused vector, on this number of threads.
+fn transpose_into(out: &mut Vec<f32>, x: Mat<'_>, threads: usize) {
     assert_eq!(x.col_stride, 1, "rows have their elements side by side");
     let (rows, cols) = (x.rows, x.cols);
     out.clear();
     out.reserve(rows * cols);
     let room = &mut out.spare_capacity_mut()[..rows * cols];
     // A part for each thread, of whole tiles; every element is written once.
-    let part = cols.div_ceil(threads_here()).next_multiple_of(TILE);
+    let part = cols.div_ceil(threads).next_multiple_of(TILE);
     room.par_chunks_mut((part * rows).max(1)).enumerate().for_each(|(i, out)| {
-        transpose_panel(out, x.cols(i * part..cols.min((i + 1) * part)));
+        let cols = i * part..cols.min((i + 1) * part);
+        transpose_panel(&mut MatMut::new(out, cols.len(), rows), x.cols(cols));
     });
     // SAFETY: each panel has written all its elements.
     unsafe { out.set_len(rows * cols) };
 }
 
 /// Writes every element of `out`, the transpose of `x`.
-fn transpose_panel(out: &mut [MaybeUninit<f32>], x: Mat<'_>) {
-    assert_eq!(out.len(), x.rows * x.cols, "a transpose has as many elements");
+fn transpose_panel(out: &mut MatMut<'_, MaybeUninit<f32>>, x: Mat<'_>) {
+    assert_eq!([out.rows, out.cols], [x.cols, x.rows], "a transpose has as many elements");
     let whole = |n: usize| if transposes_in_registers() { n / TILE * TILE } else { 0 };
     let (rows, cols) = (whole(x.rows), whole(x.cols));
     transpose_tiles(out, x, rows, cols);
     for (i, j) in (0..x.rows).flat_map(|i| (if i < rows { cols } else { 0 }..x.cols).map(move |j| (i, j))) {
-        out[j * x.rows + i].write(x.row(i)[j]);
+        out.row(j)[i].write(x.row(i)[j]);
     }
 }
 
@@ -314,23 +370,23 @@ fn transposes_in_registers() -> bool {
 /// Transposes the first `rows` and `cols`, multiples of [`TILE`]; returns without effect if the processor lacks the
 /// vectors.
 #[cfg(target_arch = "x86_64")]
-fn transpose_tiles(out: &mut [MaybeUninit<f32>], x: Mat<'_>, rows: usize, cols: usize) {
+fn transpose_tiles(out: &mut MatMut<'_, MaybeUninit<f32>>, x: Mat<'_>, rows: usize, cols: usize) {
     assert!(rows == 0 || transposes_in_registers());
-    assert!(rows <= x.rows && cols <= x.cols && out.len() == x.rows * x.cols && x.col_stride == 1);
+    assert!(rows <= x.rows.min(out.cols) && cols <= x.cols.min(out.rows) && x.col_stride == 1);
     assert!(rows.is_multiple_of(TILE) && cols.is_multiple_of(TILE));
     // Along the rows, in memory order.
     for (i, j) in (0..rows).step_by(TILE).flat_map(|i| (0..cols).step_by(TILE).map(move |j| (i, j))) {
         // SAFETY: the processor has the instructions; the tile lies within the matrix and its transpose.
         unsafe {
             let from = x.first.add(i * x.row_stride + j);
-            let to = out.as_mut_ptr().cast::<f32>().add(j * x.rows + i);
-            transpose_tile(from, x.row_stride, to, x.rows);
+            let to = out.first.add(j * out.row_stride + i).cast::<f32>();
+            transpose_tile(from, x.row_stride, to, out.row_stride);
         }
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn transpose_tiles(_: &mut [MaybeUninit<f32>], _: Mat<'_>, _: usize, _: usize) {}
+fn transpose_tiles(_: &mut MatMut<'_, MaybeUninit<f32>>, _: Mat<'_>, _: usize, _: usize) {}
 
 /// Transposes one tile in registers: pairs of rows are interleaved, then pairs of pairs, then quarters.
 ///
@@ -593,7 +649,7 @@ mod tests {
         for (rows, cols) in [(1, 1), (16, 16), (15, 17), (48, 200), (33, 31), (130, 64)] {
             let data = numbers(1, rows * cols);
             let mut out = vec![f32::NAN; 3];
-            transpose_into(&mut out, Mat::new(&data, rows, cols));
+            transpose_into(&mut out, Mat::new(&data, rows, cols), threads_here());
             assert_eq!(out, transposed(&data, rows, cols), "{rows}, {cols}");
         }
     }
@@ -628,6 +684,10 @@ mod tests {
     fn many_threads_transpose_no_more_than_there_is_room_for() {
         assert_eq!([1, 2, 64].map(|threads| turned_cols(768, threads)), [192, 384, 28 * 192]);
         assert_eq!((turned_cols(4096, 64), turned_cols(1 << 20, 64)), (5 * 192, 192));
+        assert_eq!(
+            [(768, 2), (4096, 64), (14336, 2)].map(|(rows, threads)| own_cols(rows, threads)),
+            [192, 64, 128]
+        );
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! Elements are those of the other side's type: a value is rounded to `f32`, then once to 16 bits.
 
 use super::{
-    Mat, MatMut, Start, bf16, matmul, panels, product_by, rows, threads_here, turned_cols, vectorized,
+    Mat, MatMut, Start, TILE, TURN_FROM, bf16, matmul_by_panels, panels, product_by, rows, threads_here,
+    transpose_panel, transposes_in_registers, turned_cols, vectorized,
 };
 use half::f16;
 use hydra_core::FloatType;
@@ -52,20 +53,21 @@ impl<'a> Nf4<'a> {
         if side == Side::Plain { [self.rows, self.cols] } else { [self.cols, self.rows] }
     }
 
-    /// Dequantizes a range of columns of the right side, as it lies in the matrix, into a reused vector, on the threads of
-    /// the current pool. Returns them as a matrix.
+    /// Dequantizes a range of columns of the right side, as it lies in the matrix, into a reused vector, on one thread or on
+    /// those of the current pool. Returns them as a matrix.
     fn columns<'b, T: Nf4Element>(
         &self,
         side: Side,
         cols: Range<usize>,
         float: FloatType,
-        out: &'b mut Vec<T>,
+        (out, threads): (&'b mut Vec<T>, usize),
     ) -> Mat<'b, T> {
         let (rows, columns) = if side == Side::Plain { (0..self.rows, cols) } else { (cols, 0..self.cols) };
         let width = columns.len();
         out.resize(rows.len() * width, T::default());
         let several = (PART / width.max(1)).max(1);
-        out.par_chunks_mut((several * width).max(1)).enumerate().for_each(|(i, out)| {
+        let chunks = out.par_chunks_mut((several * width).max(1)).with_min_len(least(threads));
+        chunks.enumerate().for_each(|(i, out)| {
             let first = rows.start + i * several;
             for (row, out) in (first..).zip(out.chunks_mut(width)) {
                 dequantize(self.blocks, row * self.cols + columns.start, float, out);
@@ -74,10 +76,49 @@ impl<'a> Nf4<'a> {
         let matrix = Mat::new(out, rows.len(), width);
         if side == Side::Plain { matrix } else { matrix.t() }
     }
+
+    /// The transpose of a range of rows, dequantized into a reused vector, on one thread or on those of the current pool: what
+    /// [`columns`](Self::columns) of the transpose returns, with its own rows contiguous. Each tile is transposed while it is in
+    /// cache.
+    fn turned<'b>(
+        &self,
+        rows: Range<usize>,
+        float: FloatType,
+        (out, threads): (&'b mut Vec<f32>, usize),
+    ) -> Mat<'b> {
+        let width = rows.len();
+        out.clear();
+        out.reserve(self.cols * width);
+        let room = &mut out.spare_capacity_mut()[..self.cols * width];
+        let strips = room.par_chunks_mut((STRIP * width).max(1)).with_min_len(least(threads));
+        strips.enumerate().for_each(|(i, out)| {
+            let cols = i * STRIP..self.cols.min((i + 1) * STRIP);
+            let (mut out, mut tile) = (MatMut::new(out, cols.len(), width), [0.0; TILE * STRIP]);
+            for first in (0..width).step_by(TILE) {
+                let high = TILE.min(width - first);
+                let tile = &mut tile[..high * cols.len()];
+                for (row, tile) in (rows.start + first..).zip(tile.chunks_mut(cols.len())) {
+                    dequantize(self.blocks, row * self.cols + cols.start, float, tile);
+                }
+                transpose_panel(&mut out.cols(first..first + high), Mat::new(tile, high, cols.len()));
+            }
+        });
+        // SAFETY: the chunks cover all elements, and each tile has written its own.
+        unsafe { out.set_len(self.cols * width) };
+        Mat::new(out, self.cols, width)
+    }
 }
 
 /// Elements that a thread dequantizes at a time.
 const PART: usize = 1 << 14;
+
+/// Columns of a matrix that are dequantized for a tile to transpose: those of its rows are in the first cache.
+const STRIP: usize = 256;
+
+/// The least number of parts that a thread takes, if there are several threads or one.
+fn least(threads: usize) -> usize {
+    if threads == 1 { usize::MAX } else { 1 }
+}
 
 /// The elements of a matrix from `first` on.
 fn dequantize<T: Nf4Element>(blocks: &[u8], first: usize, float: FloatType, out: &mut [T]) {
@@ -207,12 +248,12 @@ pub(in crate::ops) fn product(
     float: FloatType,
 ) -> Vec<f32> {
     let [terms, cols] = b.shape(side);
-    let mut panel = Vec::new();
+    let turns = side == Side::Transposed && a.rows >= TURN_FROM && transposes_in_registers();
     product_by(start, [a.rows, terms, cols], |out, write| {
-        for cols in panels(cols, turned_cols(terms, threads_here())) {
-            let right = b.columns(side, cols.clone(), float, &mut panel);
-            matmul(&mut out.cols(cols), write, 1.0, a, right);
-        }
+        matmul_by_panels((out, write, 1.0), a, terms, |panel, cols, threads| match turns {
+            true => b.turned(cols, float, (panel, threads)),
+            false => b.columns(side, cols, float, (panel, threads)),
+        });
     })
 }
 
@@ -226,7 +267,7 @@ pub(in crate::ops) fn product_by_row(a: Mat<'_>, (b, side): (Nf4<'_>, Side), flo
     let mut panel = Vec::new();
     product_by(Start::Nothing, [a.rows, terms, cols], |out, write| {
         for cols in panels(cols, turned_cols(terms, threads_here())) {
-            let right = b.columns(side, cols.clone(), float, &mut panel);
+            let right = b.columns(side, cols.clone(), float, (&mut panel, threads_here()));
             rows::matmul(&mut out.cols(cols), write, a, right);
         }
     })
@@ -246,7 +287,7 @@ pub(in crate::ops) fn product_bf16(
     let (mut out, mut panel) = (vec![0; a.rows * cols], Vec::new());
     let mut whole = MatMut::new(&mut out, a.rows, cols);
     for cols in panels(cols, turned_cols(terms, threads_here())) {
-        let right = b.columns(side, cols.clone(), FloatType::Bf16, &mut panel);
+        let right = b.columns(side, cols.clone(), FloatType::Bf16, (&mut panel, threads_here()));
         bf16::product_columns(&mut whole, cols, start, a, right);
     }
     out
