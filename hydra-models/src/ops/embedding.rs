@@ -67,6 +67,20 @@ pub(super) fn integers(tensor: FlexTensor) -> Vec<i64> {
     }
 }
 
+/// The integers of a tensor; none where they are negative.
+///
+/// # Panics
+/// If one is not below `limit`. `[what, of]` are the names of an integer and of the limit.
+#[track_caller]
+pub(super) fn integers_below(tensor: FlexTensor, limit: usize, [what, of]: [&str; 2]) -> Vec<Option<usize>> {
+    let number = |number: i64| {
+        let number = usize::try_from(number).ok()?;
+        assert!(number < limit, "{what} {number} is not below {of} {limit}");
+        Some(number)
+    };
+    integers(tensor).into_iter().map(number).collect()
+}
+
 fn row_numbers(ids: FlexTensor, rows: usize) -> Vec<usize> {
     let number = |id: i64| match usize::try_from(id) {
         Ok(row) if row < rows => row,

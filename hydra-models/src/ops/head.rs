@@ -3,7 +3,7 @@
 
 use super::autodiff::*;
 use super::counted::{self, Group};
-use super::embedding::integers;
+use super::embedding::integers_below;
 use super::kernels::{Keep, Mat, MatMut, Write, bf16, matmul, product_into, vectorized};
 use super::math::{ELEMENTS, exp_in_place, max};
 use super::tensors::{bits, flex, float_type, floats, one_type, owned, rounded};
@@ -144,16 +144,6 @@ pub(crate) trait HeadKernels: HeadOps {
     fn scaled(x: FloatTensor<Self>, factor: &FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The target of each position; a negative number is none.
-fn ids(targets: FlexTensor, vocabulary: usize) -> Vec<Option<usize>> {
-    let id = |id: i64| {
-        let id = usize::try_from(id).ok()?;
-        assert!(id < vocabulary, "target {id} is not below the vocabulary's {vocabulary}");
-        Some(id)
-    };
-    integers(targets).into_iter().map(id).collect()
-}
-
 /// The elements of hidden and table, and their products.
 trait Element: Copy + Sync {
     /// Neighbours whose order in sums depends on each other.
@@ -251,7 +241,7 @@ impl HeadPass {
         let narrow = float_type(&hidden) == FloatType::Bf16;
         let made = |tensor: FlexTensor| if narrow { tensor.to_contiguous() } else { owned(tensor) };
         let (hidden, table) = (made(hidden), made(table));
-        let targets = ids(targets, table.shape()[0]);
+        let targets = integers_below(targets, table.shape()[0], ["target", "the vocabulary's"]);
         let together = if narrow { <u16 as Element>::TOGETHER } else { <f32 as Element>::TOGETHER };
         let groups = options.groups(&targets, table.shape().dims(), together);
         // Gradients of skipped positions are zero.

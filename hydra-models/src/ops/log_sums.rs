@@ -1,7 +1,7 @@
 //! The log-sum-exp of rows of logits and one logit of each, as one operation, for heads whose logits are in parts.
 
 use super::autodiff::*;
-use super::embedding::integers;
+use super::embedding::integers_below;
 use super::kernels::vectorized;
 use super::math::{exp_in_place, log_sum_exp, max};
 use super::reference;
@@ -66,12 +66,7 @@ pub(crate) struct Exponentials<T> {
 
 /// The column of each row; none if it is negative.
 fn numbers(columns: FlexTensor, count: usize) -> Vec<Option<usize>> {
-    let number = |column: i64| {
-        let column = usize::try_from(column).ok()?;
-        assert!(column < count, "column {column} is not below the number of columns, {count}");
-        Some(column)
-    };
-    integers(columns).into_iter().map(number).collect()
+    integers_below(columns, count, ["column", "the number of columns,"])
 }
 
 /// The logit in a column.

@@ -1,7 +1,7 @@
 //! Sums of the numbers of a batch by sequence.
 
 use super::autodiff::*;
-use super::embedding::integers;
+use super::embedding::integers_below;
 use super::tensors::{flex, floats, owned};
 use burn::tensor::{DType, Int, Tensor};
 use burn_flex::FlexTensor;
@@ -37,12 +37,7 @@ pub(crate) trait SegmentKernels: SegmentOps {
 
 /// The segment of each position.
 fn numbers(segments: FlexTensor, count: usize) -> Vec<Option<usize>> {
-    let number = |segment: i64| {
-        let segment = usize::try_from(segment).ok()?;
-        assert!(segment < count, "segment {segment} is not below the number of segments, {count}");
-        Some(segment)
-    };
-    integers(segments).into_iter().map(number).collect()
+    integers_below(segments, count, ["segment", "the number of segments,"])
 }
 
 impl SegmentOps for Flex {
