@@ -47,16 +47,19 @@ fn its_bits_depend_neither_on_cuts_nor_on_devices() {
 #[test]
 fn boundaries_between_parts_are_reserved_until_they_are_downloaded() {
     let root = tempfile::tempdir().unwrap();
-    let out = root.path().join("run");
-    let arguments = format!(
-        "train --model bytes-llama-tiny --vocabulary-parts 8 --steps 2 --batch 8 --context 128 --lora 4 --eval-limit 1 --cuts \
-         1,2,3,4,5,6,7,8,12 --devices cpu:1x1 --device-memory 32MiB --link 1GiB/s --out {}",
-        out.display()
-    );
-    says(&arguments.split_whitespace().collect::<Vec<_>>());
-    let unreserved = json(&out.join("report.json"))["devices"][0]["unreserved_bytes"].as_u64().unwrap();
-    // A boundary has 262,144.
-    assert!(unreserved < 16_384, "{unreserved}");
+    for (name, cuts) in [("embedding", "1,2,3,4,5,6,7,8,12"), ("head", "8,12,13,14,15,16,17,18,19")] {
+        let out = root.path().join(name);
+        let arguments = format!(
+            "train --model bytes-llama-tiny --vocabulary-parts 8 --steps 2 --batch 8 --context 128 --lora 4 --eval-limit 1 --cuts {cuts} \
+             --devices cpu:1x1 --device-memory 32MiB --link 1GiB/s --out {}",
+            out.display()
+        );
+        says(&arguments.split_whitespace().collect::<Vec<_>>());
+        let report = json(&out.join("report.json"));
+        let unreserved = report["devices"][0]["unreserved_bytes"].as_u64().unwrap();
+        // A boundary has 262,144.
+        assert!(unreserved < 16_384, "{name}: {unreserved}");
+    }
 }
 
 #[test]

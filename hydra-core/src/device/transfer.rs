@@ -3,10 +3,10 @@
 #[cfg(feature = "cube")]
 use super::cube;
 use super::memory::{DeviceBytes, DeviceError, DeviceTensor, sync};
-use crate::tensor::by_rank;
+use crate::tensor::{by_rank, shared};
 use crate::{Activation, AnyTensor, FloatType, HostActivation, HostTensor};
 use burn::backend::TensorMetadata;
-use burn::tensor::{AllocationProperty, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 impl AnyTensor {
     /// Copies the tensor to the host. Nothing is copied if the device is the host and the tensor owns its
@@ -58,8 +58,7 @@ impl HostTensor {
         if let Some(tensor) = cube::upload(self, device) {
             return tensor;
         }
-        let bytes = burn::tensor::Bytes::from_shared(self.bytes.clone(), AllocationProperty::Native);
-        let data = TensorData::from_bytes(bytes, self.shape.clone(), self.dtype);
+        let data = TensorData::from_bytes(shared(self.bytes.clone()), self.shape.clone(), self.dtype);
         by_rank!(self.shape.len(), D => if self.is_float() {
             Tensor::<D>::from_data(data, (device, self.dtype)).into()
         } else {
@@ -89,9 +88,7 @@ impl DeviceTensor {
             DeviceBytes::Buffer(buffer) => buffer.tensor(&self.shape, self.dtype, device),
         }
     }
-}
 
-impl DeviceTensor {
     /// The values as `f32`, in memory of their own on the device. `device` is the plain or the autodiff device that holds the
     /// bytes.
     ///
@@ -150,12 +147,16 @@ mod tests {
     }
 
     #[test]
-    fn writing_to_a_promoted_tensor_leaves_the_host_copy_alone() {
-        let host = HostTensor::float(vec![1.0, 2.0], [2]);
-        let tensor: Tensor<1> = host.to_device(&Device::flex()).into_float();
-        let doubled = tensor.mul_scalar(2.0);
-        assert_eq!(AnyTensor::from(doubled).into_host().as_f32(), [2.0, 4.0]);
-        assert_eq!(host.as_f32(), [1.0, 2.0]);
+    fn writing_to_a_promoted_tensor_leaves_the_host_copy_alone_and_does_not_keep_it() {
+        // Of 8 and of 16 bytes.
+        for len in [2, 4] {
+            let (host, lease) = (HostTensor::float(vec![1.5; len], [len]), Arc::new(()));
+            let bytes = DeviceBytes::from(host.bytes.clone()).leased(lease.clone());
+            let tensor = DeviceTensor { bytes, ..host.clone().into() }.to_device(&Device::flex());
+            let doubled = AnyTensor::from(tensor.into_float::<1>().mul_scalar(2.0)).into_host();
+            assert_eq!((doubled.as_f32(), host.as_f32()), (&vec![3.0; len][..], &vec![1.5; len][..]));
+            assert_eq!(Arc::strong_count(&lease), 1, "{len}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Tensors on the host.
 
-use burn::tensor::{Bytes, DType, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, TensorData};
 
 /// A tensor on the host: immutable bytes, shared by clones.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,6 +102,25 @@ impl HostTensor {
 impl From<TensorData> for HostTensor {
     fn from(data: TensorData) -> Self {
         let (bytes, shape, dtype) = data.into_parts();
-        Self { bytes: bytes::Bytes::from_owner(BurnBytes(bytes)), shape: shape.to_vec(), dtype }
+        Self { bytes: alone(bytes), shape: shape.to_vec(), dtype }
+    }
+}
+
+/// The bytes for Burn, without a copy; the first write to them copies.
+pub(crate) fn shared(bytes: bytes::Bytes) -> Bytes {
+    // By this kind, which CPU devices do not read, `alone` knows them.
+    Bytes::from_shared(bytes, AllocationProperty::Other)
+}
+
+/// Bytes from Burn, which keep no other memory in use: shared bytes that were written to are a copy that keeps the original.
+fn alone(bytes: Bytes) -> bytes::Bytes {
+    let is_copy = bytes.property() == AllocationProperty::Other && bytes.view(0, bytes.len()).is_err();
+    if !is_copy {
+        return bytes::Bytes::from_owner(BurnBytes(bytes));
+    }
+    // The copy has the alignment of this type. It is taken out if its length is that of whole elements.
+    match bytes.try_into_vec::<u128>() {
+        Ok(copy) => bytes::Bytes::from_owner(Owner(copy)),
+        Err(bytes) => bytes::Bytes::from_owner(BurnBytes(bytes.clone())),
     }
 }

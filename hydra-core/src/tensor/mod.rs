@@ -15,3 +15,4 @@ pub use float::FloatType;
 #[cfg(feature = "cube")]
 pub(crate) use host::BurnBytes;
 pub use host::HostTensor;
+pub(crate) use host::shared;

@@ -105,9 +105,7 @@ fn computed(device: &LogicalDevice, chain: &Chain, work: &ShardWork, promoted: &
     if track {
         return backward(device, chain, work, promoted, layers, x, &pass);
     }
-    // The inputs stay in use: Burn would write the result of an operation over one that is not, and as that copies what is shared,
-    // the result would keep the memory of both.
-    let y = forward_range(&layers, work.layers.start, x.clone(), &pass);
+    let y = forward_range(&layers, work.layers.start, x, &pass);
     let (output, measured) = match work.last {
         true => (Output::None, Some(Measured::from_output(y))),
         false => {
@@ -140,13 +138,13 @@ fn backward(
     pass: &Pass,
 ) -> Computed {
     let upstream = promoted.inputs.upstream.iter().flatten();
-    let upstream: Vec<_> = upstream.map(|g| g.as_ref().map(|g| g.to_device(&device.burn))).collect();
     let from = match work.last {
         true => BackwardFrom::Loss { weight: work.weight },
-        // They stay in use, as the inputs of a forward do.
-        false => BackwardFrom::Gradient(upstream.clone()),
+        false => {
+            BackwardFrom::Gradient(upstream.map(|g| g.as_ref().map(|g| g.to_device(&device.burn))).collect())
+        }
     };
-    let done = backward_range(layers, work.layers.start, x.clone(), from, pass, work.input_gradients);
+    let done = backward_range(layers, work.layers.start, x, from, pass, work.input_gradients);
     let apart = |gradients: Vec<Option<AnyTensor>>| -> Gradient<DeviceTensor> {
         gradients.into_iter().map(|g| g.map(|g| promoted.apart(g))).collect()
     };
