@@ -59,36 +59,46 @@ pub trait PilotValues {
 
 /// The initial values of a chain for a pilot pass, which does not depend on their values.
 ///
-/// The last drawn shared buffer, such as a token embedding, is kept in memory.
+/// Drawn values are kept in memory, at most 32 MiB of them and the last larger buffer that layers share, such as a token
+/// embedding.
 #[derive(Debug)]
 pub struct InitialValues<'a> {
     chain: &'a Chain,
     seed: u64,
-    tied: Mutex<Option<(usize, Bytes)>>,
+    kept: Mutex<BTreeMap<usize, Bytes>>,
 }
+
+/// Bytes of initial values that are kept: those of models so small that drawing takes as long as computing.
+const KEPT_BYTES: u64 = 32 << 20;
 
 impl<'a> InitialValues<'a> {
     /// Returns the initial values of `chain` for a task's seed.
     pub fn new(chain: &'a Chain, seed: u64) -> Self {
-        Self { chain, seed, tied: Mutex::default() }
+        Self { chain, seed, kept: Mutex::default() }
     }
 }
 
 impl PilotValues for InitialValues<'_> {
     fn promoted(&self, buffer: usize) -> Result<Bytes, WeightError> {
         let draw = || Ok(self.chain.initial_values(buffer, self.seed)?.bytes);
-        if self.chain.buffers()[buffer].layers.len() == 1 {
+        let layout = &self.chain.buffers()[buffer];
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(values) = kept.get(&buffer) {
+            return Ok(values.clone());
+        }
+        let fits =
+            kept.values().map(|values| values.len() as u64).sum::<u64>() + layout.bytes() <= KEPT_BYTES;
+        if !fits && layout.layers.len() == 1 {
+            drop(kept);
             return draw();
         }
-        let mut tied = self.tied.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, drawn)) = tied.as_ref().filter(|(held, _)| *held == buffer) {
-            return Ok(drawn.clone());
+        if !fits {
+            // The others are dropped before this one is drawn.
+            kept.clear();
         }
-        // The previous buffer is dropped before the next is drawn.
-        *tied = None;
-        let drawn = draw()?;
-        *tied = Some((buffer, drawn.clone()));
-        Ok(drawn)
+        let values: Bytes = draw()?;
+        kept.insert(buffer, values.clone());
+        Ok(values)
     }
 }
 
@@ -511,6 +521,36 @@ impl Meter<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use burn::module::Module;
+    use burn::nn::{Linear, LinearConfig};
+    use hydra_core::Forward;
+
+    #[derive(Module, Debug)]
+    struct Wide {
+        linear: Linear,
+    }
+
+    impl Forward for Wide {
+        fn forward(&self, x: Activation, _: &Pass) -> Activation {
+            Activation::of(self.linear.forward(x.into_float::<2>()))
+        }
+    }
+
+    #[test]
+    fn small_values_are_drawn_once_and_large_ones_each_time() {
+        let linear = |[inputs, outputs]: [usize; 2]| Wide {
+            linear: LinearConfig::new(inputs, outputs).init(&Device::flex()),
+        };
+        let chain =
+            Chain::builder("chain").layer("small", linear([4, 2100])).layer("large", linear([2100, 4096]));
+        let chain = chain.build().unwrap();
+        let values = InitialValues::new(&chain, 0);
+        for (buffer, is_kept) in [(0, true), (1, false)] {
+            let [first, second] = [0; 2].map(|_| values.promoted(buffer).unwrap());
+            assert_eq!(first.as_ptr() == second.as_ptr(), is_kept);
+            assert_eq!(first, chain.initial_values(buffer, 0).unwrap().bytes);
+        }
+    }
 
     #[test]
     fn what_takes_little_is_timed_again() {

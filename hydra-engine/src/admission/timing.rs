@@ -32,7 +32,12 @@ pub(crate) fn timed_plans(
     let mut timed: Vec<Timed<'_>> = Vec::new();
     for (task, of) in tasks.iter().zip(admitted) {
         if !timed.iter().any(|timed| Arc::ptr_eq(timed.plan, &of.plan)) {
-            timed.push(Timed { task, batch: largest_microbatch(task)?, plan: &of.plan, rounds: Vec::new() });
+            // Those of another seed do as well.
+            let drawn = timed.iter().find(|timed| Arc::ptr_eq(&timed.task.chain, &task.chain));
+            let values = drawn.map(|timed| timed.values.clone());
+            let values = values.unwrap_or_else(|| Arc::new(InitialValues::new(&task.chain, task.spec.seed)));
+            let batch = largest_microbatch(task)?;
+            timed.push(Timed { task, values, batch, plan: &of.plan, rounds: Vec::new() });
         }
     }
     let devices = concurrent_devices(devices);
@@ -82,6 +87,7 @@ fn concurrent_devices(devices: &[LogicalDevice]) -> Vec<&LogicalDevice> {
 /// A plan, a task that has it, and the plan with the times of each round.
 struct Timed<'a> {
     task: &'a TrainTask,
+    values: Arc<InitialValues<'a>>,
     batch: Batch,
     plan: &'a Arc<PartitionPlan>,
     rounds: Vec<PartitionPlan>,
@@ -100,11 +106,10 @@ impl Timed<'_> {
 
     /// Times the shards on all devices concurrently and records the mean.
     fn time_round(&mut self, devices: &[&LogicalDevice]) -> Result<(), EngineError> {
-        let (task, plan, batch) = (self.task, self.plan, &self.batch);
+        let Self { task, values, plan, batch, .. } = &*self;
         let on = |device: &LogicalDevice| -> Result<PartitionPlan, EngineError> {
             let mut plan = PartitionPlan::clone(plan);
-            let values = InitialValues::new(&task.chain, task.spec.seed);
-            let partitioner = PilotPartitioner::new(&values);
+            let partitioner = PilotPartitioner::new(&**values);
             guarded("the pilot pass", || Ok(partitioner.time(&mut plan, &task.chain, batch, device)?))?;
             Ok(plan)
         };
