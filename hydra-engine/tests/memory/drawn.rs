@@ -3,7 +3,6 @@
 //!
 //! `HYDRA_DRAWS` is the number of runs, twelve by default.
 
-use crate::alone;
 use crate::common::{Settings, adamw, adapted_chain, spirals};
 use hydra_core::optimizer::Sgd;
 use hydra_core::{Bandwidth, ByteSize, Chain, Dataset, Length, OptimizerSpec, TrainSpec};
@@ -288,9 +287,13 @@ fn draws() -> ProptestConfig {
 
 proptest! {
     #![proptest_config(draws())]
-    #[test]
-    fn no_run_takes_more_than_its_budgets(drawn in drawn()) {
-        let _alone = alone();
+    fn drawn_runs_keep_to_their_budgets(drawn in drawn()) {
         drawn.check();
     }
+}
+
+#[test]
+fn no_run_takes_more_than_its_budgets() {
+    in_own_process!();
+    drawn_runs_keep_to_their_budgets();
 }

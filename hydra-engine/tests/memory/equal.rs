@@ -1,6 +1,5 @@
 //! Equal layers: a plan is the same whether they are measured once or one by one.
 
-use crate::alone;
 use crate::common::Settings;
 use burn::module::Module;
 use hydra_core::{Activation, ByteSize, Chain, Dataset, Forward, Init, OptimizerSpec, Pass, TrainSpec};
@@ -54,7 +53,7 @@ fn plan(chain: &Arc<Chain>, data: &Arc<dyn Dataset>, memory: u64) -> (PartitionP
 
 #[test]
 fn plans_of_gpt2_are_those_of_blocks_that_are_measured_each() {
-    let _alone = alone();
+    in_own_process!();
     for preset in ["bytes-tiny", "bytes-small", "gpt2-mini"] {
         let config = Gpt2Config::preset(preset).unwrap();
         let form = BlockSpec { context: 32, vocab_size: config.vocab_size };

@@ -1,12 +1,12 @@
 //! Leaks: memory that a shard task allocated is freed when it ends.
 
-use crate::{alone, common::gpt2_chain};
+use crate::common::gpt2_chain;
 use hydra_core::{DeviceId, HostActivation, HostTensor, MemoryProbe, Pass, forward_range, promote_layers};
 use hydra_spill::alloc::{AllocatorProbe, with_tag};
 
 #[test]
 fn forwards_without_a_graph_leave_nothing_behind() {
-    let _alone = alone();
+    in_own_process!();
     let chain = gpt2_chain();
     let device = burn::tensor::Device::flex();
     let buffer = |i: usize| {

@@ -1,6 +1,5 @@
 //! Edge cases: budgets without headroom, unusual chains, and failing code of a task.
 
-use crate::alone;
 use crate::common::{
     Fragile, Points, Read, Settings, adamw, cnn_chain, gpt2_chain, mlp_chain, spirals, tokens,
 };
@@ -94,7 +93,7 @@ fn swelling(times: usize) -> Arc<Chain> {
 
 #[test]
 fn chains_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
-    let _alone = alone();
+    in_own_process!();
     let admit = |times: &[usize], memory: u64| {
         let mut run = Settings { memory: ByteSize(memory), ..Settings::default() }.orchestrator();
         for (index, times) in times.iter().enumerate() {
@@ -114,7 +113,7 @@ fn chains_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
 
 #[test]
 fn layers_of_a_chain_that_differ_in_nothing_but_what_they_compute_are_measured_each() {
-    let _alone = alone();
+    in_own_process!();
     let chain = Chain::builder("uneven").layer("a", dense(2, 16)).layer("light", Swell { times: 1 });
     let chain = chain.layer("heavy", Swell { times: 4000 }).layer("light again", Swell { times: 1 });
     let chain = Arc::new(chain.layer("c", head(16)).build().unwrap());
@@ -141,7 +140,7 @@ impl Forward for Restless {
 
 #[test]
 fn a_layer_that_cannot_be_computed_again_is_refused() {
-    let _alone = alone();
+    in_own_process!();
     let dropout = burn::nn::DropoutConfig::new(0.3).init();
     let chain = Chain::builder("restless").layer("restless", Restless { linear: linear(2, 16), dropout });
     let chain = Arc::new(chain.layer("loss", head(16)).build().unwrap());
@@ -171,35 +170,43 @@ fn all_done(report: &RunReport) {
     }
 }
 
+/// Trains one and two tasks to the bits of the plain loop, with little more device memory than the least.
+fn trains_in_the_least_memory(chain: &Arc<Chain>, data: &Arc<dyn Dataset>, spec: &TrainSpec) {
+    let least = least(chain, data, spec);
+    let plain = plain::train(chain, data.as_ref(), spec).unwrap();
+    for (tasks, prefetch, memory) in
+        [(1, true, least + least / 50), (2, true, least + least / 6), (1, false, least + least / 50)]
+    {
+        let settings = Settings { memory: ByteSize(memory), prefetch, ..Settings::default() };
+        let mut run = settings.orchestrator();
+        for index in 0..tasks {
+            let name = format!("task {index}");
+            run.submit(TrainTask::new(name, chain.clone(), data.clone(), spec.clone())).unwrap();
+        }
+        let report = in_time(move || run.run().unwrap());
+        all_done(&report);
+        assert!(report.tasks.iter().all(|t| t.weights_sha256.as_ref() == Some(&plain.weights_sha256)));
+    }
+}
+
 #[test]
 fn models_with_large_activations_train_in_the_least_memory() {
-    let _alone = alone();
+    in_own_process!();
     let wide = Arc::new(mlp::chain(&[2, 8, 8, 8, 8, 8], 3).unwrap());
-    let buffers: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 64, 3, 16, 10));
-    let cases = [(wide, points(16_384), spec(8192, 4)), (cnn_chain(), buffers, spec(32, 3))];
-    for (chain, data, spec) in cases {
-        let least = least(&chain, &data, &spec);
-        let plain = plain::train(&chain, data.as_ref(), &spec).unwrap();
-        for (tasks, prefetch, memory) in
-            [(1, true, least + least / 50), (2, true, least + least / 6), (1, false, least + least / 50)]
-        {
-            let settings = Settings { memory: ByteSize(memory), prefetch, ..Settings::default() };
-            let mut run = settings.orchestrator();
-            for index in 0..tasks {
-                let name = format!("task {index}");
-                run.submit(TrainTask::new(name, chain.clone(), data.clone(), spec.clone())).unwrap();
-            }
-            let report = in_time(move || run.run().unwrap());
-            all_done(&report);
-            assert!(report.tasks.iter().all(|t| t.weights_sha256.as_ref() == Some(&plain.weights_sha256)));
-        }
-    }
+    trains_in_the_least_memory(&wide, &points(16_384), &spec(8192, 4));
+}
+
+#[test]
+fn convolutions_train_in_the_least_memory() {
+    in_own_process!();
+    let images: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 32, 3, 16, 10));
+    trains_in_the_least_memory(&cnn_chain(), &images, &spec(16, 2));
 }
 
 /// Shapes, graph nodes and tensor handles count as device memory too.
 #[test]
 fn many_small_tensors_stay_within_the_budget() {
-    let _alone = alone();
+    in_own_process!();
     let chain = Arc::new(mlp::chain(&[2; 200], 3).unwrap());
     let (data, spec) = (points(16), spec(4, 3));
     let mut run = Settings::default().orchestrator();
@@ -218,7 +225,7 @@ fn many_small_tensors_stay_within_the_budget() {
 
 #[test]
 fn a_gradient_that_stops_midway_stops_in_every_cut() {
-    let _alone = alone();
+    in_own_process!();
     let chain =
         Chain::builder("wall").layer("a", dense(2, 8)).layer("wall", Wall { unused: 0 }).layer("c", head(8));
     let chain = Arc::new(chain.build().unwrap());
@@ -235,7 +242,7 @@ fn a_gradient_that_stops_midway_stops_in_every_cut() {
 
 #[test]
 fn a_layer_may_give_its_parameters_away() {
-    let _alone = alone();
+    in_own_process!();
     let chain =
         Chain::builder("prompt").layer("a", dense(2, 4)).layer("prompt", Prompt { linear: linear(4, 8) });
     let chain = Arc::new(chain.layer("b", dense(8, 8)).layer("c", head(8)).build().unwrap());
@@ -251,7 +258,7 @@ fn a_layer_may_give_its_parameters_away() {
 
 #[test]
 fn shards_without_parameters_and_small_datasets_train() {
-    let _alone = alone();
+    in_own_process!();
     let pass_on = || Fragile { limit: 1e9 };
     let chain = Chain::builder("gaps").layer("p0", pass_on()).layer("a", dense(2, 8)).layer("p1", pass_on());
     let chain =
@@ -271,7 +278,7 @@ fn shards_without_parameters_and_small_datasets_train() {
 
 #[test]
 fn evaluation_batches_are_no_larger_than_what_was_measured() {
-    let _alone = alone();
+    in_own_process!();
     let chain = Arc::new(mlp::chain(&[2, 64, 64], 3).unwrap());
     let (train, spec) = (points(4), spec(8192, 2));
     let memory = ByteSize(least(&chain, &train, &spec) * 9 / 8);
@@ -282,7 +289,7 @@ fn evaluation_batches_are_no_larger_than_what_was_measured() {
 
 #[test]
 fn items_of_other_shapes_are_refused() {
-    let _alone = alone();
+    in_own_process!();
     let mut run = Settings::default().orchestrator();
     let other: Arc<dyn Dataset> = Arc::new(cnn::Waves::new(1, 8, 3, 16, 3));
     run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(4, 1)).validation(other)).unwrap();
@@ -294,7 +301,7 @@ fn items_of_other_shapes_are_refused() {
 
 #[test]
 fn a_panic_leaves_nothing_on_the_device() {
-    let _alone = alone();
+    in_own_process!();
     // The default hook may print a backtrace, for which it keeps 30 MB of symbols on the panicking thread.
     std::panic::set_hook(Box::new(|_| {}));
     let in_use = || (0..MAX_DEVICES).map(|i| AllocatorProbe.in_use(DeviceId(i))).sum::<u64>();
@@ -330,7 +337,7 @@ impl ModelWriter for Broken {
 
 #[test]
 fn a_writer_and_a_dataset_that_panic_fail_their_task_only() {
-    let _alone = alone();
+    in_own_process!();
     let report = in_time(|| {
         let mut run = Settings::default().orchestrator();
         let task = |name: &str| TrainTask::new(name, mlp_chain(), spirals(), spec(8, 3));
@@ -352,7 +359,7 @@ fn a_writer_and_a_dataset_that_panic_fail_their_task_only() {
 
 #[test]
 fn a_host_with_room_for_masters_alone_is_refused() {
-    let _alone = alone();
+    in_own_process!();
     let run = || {
         let mut run = Settings::default().orchestrator();
         run.submit(TrainTask::new("task", mlp_chain(), spirals(), spec(8, 3))).unwrap();
@@ -365,7 +372,7 @@ fn a_host_with_room_for_masters_alone_is_refused() {
 
 #[test]
 fn a_host_with_room_for_one_model_at_a_time_trains_all() {
-    let _alone = alone();
+    in_own_process!();
     let sgd = OptimizerSpec::from(Sgd { lr: 0.01, momentum: 0.0, weight_decay: 0.0 });
     let spec = TrainSpec { optimizer: sgd, eval_every: Some(2), ..spec(4, 4) };
     let settings = Settings { devices: 2, ..Settings::default() };
@@ -397,7 +404,7 @@ impl Observer for Spans {
 
 #[test]
 fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
-    let _alone = alone();
+    in_own_process!();
     let (chain, data, spec) = (gpt2_chain(), tokens(11, 1), spec(4, 6));
     let shards: Vec<_> = (0..5).map(|layer| layer..layer + 1).collect();
     let settings = Settings::default();
@@ -443,7 +450,7 @@ fn in_little_host_memory_gradients_wait_for_the_optimizer_shard_by_shard() {
 
 #[test]
 fn models_of_different_sizes_keep_to_what_was_admitted() {
-    let _alone = alone();
+    in_own_process!();
     let settings = Settings { devices: 2, ..Settings::default() };
     let run = || {
         let mut run = settings.orchestrator();
@@ -471,7 +478,7 @@ fn models_of_different_sizes_keep_to_what_was_admitted() {
 
 #[test]
 fn what_ends_and_what_is_read_ahead_takes_no_more_than_was_admitted() {
-    let _alone = alone();
+    in_own_process!();
     let run = |host: Option<u64>| {
         let mut run = Settings::default().orchestrator();
         run = host.into_iter().fold(run, |run, host| run.host_memory(ByteSize(host)));
@@ -501,7 +508,7 @@ fn what_ends_and_what_is_read_ahead_takes_no_more_than_was_admitted() {
 
 #[test]
 fn an_evaluation_needs_no_memory_for_gradients() {
-    let _alone = alone();
+    in_own_process!();
     let run = |host: u64| {
         let run = Settings::default().orchestrator().host_memory(ByteSize(host));
         in_time(move || {
@@ -515,7 +522,7 @@ fn an_evaluation_needs_no_memory_for_gradients() {
 
 #[test]
 fn what_is_estimated_counts_every_evaluation() {
-    let _alone = alone();
+    in_own_process!();
     let dir = tempfile::tempdir().unwrap();
     let admitted = |every: Option<usize>| {
         let mut run = Settings::default().orchestrator().plans(dir.path().to_owned());
@@ -560,7 +567,7 @@ impl MemoryProbe for Dies {
 
 #[test]
 fn a_worker_that_panics_between_shard_tasks_fails_its_task_and_the_run_ends() {
-    let _alone = alone();
+    in_own_process!();
     let report = in_time(|| {
         let mut run = Settings::default().orchestrator().probe(Arc::new(Dies { after: 5.into() }));
         for name in ["first", "second"] {
@@ -575,7 +582,7 @@ fn a_worker_that_panics_between_shard_tasks_fails_its_task_and_the_run_ends() {
 
 #[test]
 fn weights_that_are_no_numbers_are_not_handed_out_as_a_model() {
-    let _alone = alone();
+    in_own_process!();
     let optimizer = OptimizerSpec::from(Sgd { lr: 1e40, momentum: 0.0, weight_decay: 0.0 });
     let spec = TrainSpec { optimizer, ..spec(8, 1) };
     let run = || Settings::default().task(TrainTask::new("task", mlp_chain(), spirals(), spec));
@@ -602,7 +609,7 @@ fn spoilt(data: Arc<dyn Dataset>, bad: usize) -> Arc<dyn Dataset> {
 
 #[test]
 fn a_task_that_diverges_leaves_its_best_weights() {
-    let _alone = alone();
+    in_own_process!();
     let dir = tempfile::tempdir().unwrap();
     // Minibatches 0, 1 and 2 are good; the fourth is not.
     let task = |steps: usize, accumulate: usize| {
@@ -633,7 +640,7 @@ fn a_task_that_diverges_leaves_its_best_weights() {
 
 #[test]
 fn two_tasks_do_not_write_into_one_directory() {
-    let _alone = alone();
+    in_own_process!();
     let mut run = Settings::default().orchestrator();
     let task = |name: &str, dir: &str| {
         TrainTask::new(name, mlp_chain(), spirals(), spec(8, 1)).write_to(Arc::new(Broken), dir.into())
@@ -647,7 +654,7 @@ fn two_tasks_do_not_write_into_one_directory() {
 
 #[test]
 fn a_plan_is_used_again_where_what_it_depends_on_is_the_same() {
-    let _alone = alone();
+    in_own_process!();
     let dir = tempfile::tempdir().unwrap();
     let plan = |config: &str| {
         let mut run = Settings::default().orchestrator().plans(dir.path().to_owned()).config(config);

@@ -1,27 +1,17 @@
-//! A run that idles because the optimizer is slow is not finished, and a stop during that time loses nothing. This
-//! test has its own process, because products of its size leave memory in use that other tests measure.
+//! A run that idles because the optimizer is slow is not finished, and a stop during that time loses nothing.
 
-mod common;
-
-use common::{Settings, adamw, spirals};
+use crate::common::{Settings, adamw, spirals};
 use hydra_core::{ByteSize, Length, TrainSpec};
 use hydra_engine::{
     Checkpoint, EngineError, EvaluationKind, Observer, RunEvent, StopFlag, TaskState, TrainTask, plain,
 };
-use hydra_spill::alloc::CountingAllocator;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator::new(std::alloc::System);
-
-/// Serializes the tests: memory is measured for the whole process.
-static ALONE: Mutex<()> = Mutex::new(());
-
 #[test]
 fn a_backward_pass_waits_for_an_optimizer_that_takes_long() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    in_own_process!();
     // Layers with 63 MB of master weights each, so that the optimizer takes longer than the run waits before it
     // checks for progress.
     let chain =
@@ -64,7 +54,7 @@ impl Observer for StopsLate {
 
 #[test]
 fn a_task_that_is_stopped_while_its_best_weights_come_back_is_kept() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    in_own_process!();
     let chain = Arc::new(hydra_models::mlp::chain(&[2, 2300, 2300, 2300], 3).expect("a chain"));
     let spec = TrainSpec { clip: None, length: Length::Steps(2), eval_every: Some(2), ..adamw(4) };
     let settings = Settings { memory: ByteSize::mib(800), threads: 2, ..Settings::default() };
