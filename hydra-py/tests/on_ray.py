@@ -24,13 +24,13 @@ SLOW: dict[str, Any] = {
     "devices": "cpu:1x1",
     "lr": [1e-3, 3e-4, 1e-4],
     "batch": [4, 2],
-    "steps": 40,
+    "steps": 24,
     "link": "40MiB/s",
     "checkpoint_every": 2,
     "eval_limit": 4,
 }
 #: The same grid on the command line, without the slow link.
-FLAGS = "--batch 4,2 --lr 1e-3,3e-4,1e-4 --context 32 --devices cpu:2x1 --device-memory 64MiB --steps 40 --cuts 2,4 --eval-limit 4"
+FLAGS = "--batch 4,2 --lr 1e-3,3e-4,1e-4 --context 32 --devices cpu:2x1 --device-memory 64MiB --steps 24 --cuts 2,4 --eval-limit 4"
 
 #: A driver in a process of its own.
 DRIVER = """
